@@ -2,8 +2,8 @@
 
 ``python benchmarks/many_programs.py --programs 100000`` computes ``(ones(a, b) * 2 + 1.5).sum()`` for that many
 different shapes and reads each result, each with a program of its own (``XLA_VARYING_SHAPES=0``). A line is printed
-for every hundredth part. With ``--cache DIRECTORY`` programs are kept there, and ``--again N`` meets the first ``N``
-shapes once more at the end, by when most of their programs were forgotten: they are loaded from there, or
+for every hundredth part. With ``--cache DIRECTORY`` programs are kept there, and ``--again N`` meets the first
+``N`` shapes once more at the end, by when most of their programs were forgotten: they are loaded from there, or
 compiled again. The exit status is 1 if a result is wrong, or if memory, mappings or open files went on
 growing by more than a fifth after as many programs were met as the process keeps.
 """
