@@ -103,9 +103,9 @@ def test_dlpack_carries_values_both_ways():
 
 def test_a_callback_runs_when_the_value_is_there():
     t = torch.ones(4, device="xla") * 3
-    told = threading.Event()
-    callback.on_ready_callback(t, told.set)
-    assert told.wait(30)
+    told, given = threading.Event(), []
+    callback.on_ready_callback(t, lambda tensor: (given.append(tensor), told.set()))
+    assert told.wait(30) and given[0] is t
     assert callback.on_ready_event(torch.empty(2, device="xla")).wait(30)
     assert t.tolist() == [3.0] * 4
     with pytest.raises(TypeError, match="on cpu"):

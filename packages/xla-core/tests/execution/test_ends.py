@@ -23,7 +23,7 @@ BUSY = {
         from xla_core.torch_features.ready_callbacks import on_ready_callback
 
         for _ in range(3):
-            on_ready_callback(long(), lambda: print("done", flush=True))
+            on_ready_callback(long(), lambda _tensor: print("done", flush=True))
     """,
     "the compiler": """
         for number in range(3):

@@ -14,7 +14,7 @@ from xla_core.recording.xla_tensor import XLATensor
 MSG_NOT_XLA = "a callback waits for a tensor on an xla device, got one on {device}"
 
 
-def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], object]) -> None:
+def when_ready(tensor: torch.Tensor, callback: Callable[[], object]) -> None:
     """Call ``callback()`` from another thread as soon as the value of ``tensor`` is there.
 
     What is pending on its device is launched. A process does not end before it was called.
@@ -34,8 +34,16 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], object]) -> N
     threading.Thread(target=work, name="xla-ready").start()
 
 
+def on_ready_callback(tensor: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
+    """Call ``callback(tensor)`` from another thread as soon as the value of ``tensor`` is there.
+
+    As ``when_ready``, which see.
+    """
+    when_ready(tensor, lambda: callback(tensor))
+
+
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:
     """An event that is set as soon as the value of ``tensor`` is there."""
     event = threading.Event()
-    on_ready_callback(tensor, event.set)
+    when_ready(tensor, event.set)
     return event

@@ -24,7 +24,7 @@ from xla_core.torch_features.dlpack import to_dlpack as _to_dlpack
 from xla_core.torch_features.optimization_barrier import (
     optimization_barrier_ as _xla_optimization_barrier_,
 )
-from xla_core.torch_features.ready_callbacks import on_ready_callback as _on_ready_callback
+from xla_core.torch_features.ready_callbacks import when_ready as _on_ready_callback
 from xla_core.torch_features.syncfree_optimizers import adam_step_ as _xla_adam_optimizer_step_
 from xla_core.torch_features.syncfree_optimizers import sgd_step_ as _xla_sgd_optimizer_step_
 
