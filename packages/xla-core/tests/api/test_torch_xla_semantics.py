@@ -116,10 +116,11 @@ def test_a_step_on_a_placeholder_costs_no_other_values():
         lost.cpu()
 
 
-def test_torchs_quantized_operators_come_with_the_layers(run_python):
+@pytest.mark.parametrize("module", ["xla_quantized_matmul", "quantized"])
+def test_torchs_quantized_operators_come_with_the_import(run_python, module):
     run_python(
-        """
-        import torch, torch_xla.experimental.xla_quantized_matmul
+        f"""
+        import torch, torch_xla.experimental.{module}
         ints = torch.ops.quantized_decomposed.quantize_per_channel(
             torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, -128, 127, torch.int8
         )
