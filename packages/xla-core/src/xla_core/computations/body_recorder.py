@@ -82,7 +82,8 @@ class _Turnstile:
 
     The thread that records may pass, and autograd's thread with the body's own backward pass. One thread of
     autograd's runs all backward passes of a device, so another thread's must not wait in it: the body steps
-    aside while that pass records an operator.
+    aside while that pass records an operator. A body may be recorded inside a backward pass (a checkpointed
+    function that is computed again): what that pass's caller called is the body's own, too.
     """
 
     def __init__(self, recorder: Recorder, outer: Any) -> None:
@@ -90,6 +91,8 @@ class _Turnstile:
         self._outer = outer
         self._inner = threading.RLock()
         self._owner = threading.get_ident()
+        inside = torch_private.current_backward() != -1
+        self._callers = {None, self._owner, backward_caller() if inside else None}
         self._held = threading.local()
 
     def __enter__(self) -> None:
@@ -97,7 +100,7 @@ class _Turnstile:
         passes = backward or threading.get_ident() == self._owner
         lock = self._inner if passes else self._outer
         lock.__enter__()
-        foreign = backward and backward_caller() not in (None, self._owner)
+        foreign = backward and backward_caller() not in self._callers
         held = getattr(self._held, "locks", ())
         if foreign and not any(aside for _, aside in held):
             self._recorder.step_aside()

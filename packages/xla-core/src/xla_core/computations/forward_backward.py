@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from xla_core.computations import rematerialization
@@ -154,7 +154,13 @@ def record(
     tangents: list[int | None] = []
     captured: list[torch.Tensor] = []
     aliases: list[torch.Tensor] = []
-    with trace.lock, eager_mode.mode(False), contextlib.closing(recorder), recorder:
+    with (
+        _own_saved_values(),
+        trace.lock,
+        eager_mode.mode(False),
+        contextlib.closing(recorder),
+        recorder,
+    ):
         given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
         with history, _leaves_unwritten(what), index_checks.of_body() as index_ranges:
             results = [history.alias(r) for r in function(given)]
@@ -181,6 +187,17 @@ def record(
         tuple(ints),
         tuple(checked for checked, _ in index_ranges),
     )
+
+
+def _own_saved_values() -> contextlib.AbstractContextManager[None]:
+    """Keep what autograd saves of the recorded function from hooks around the call.
+
+    Its values exist only while it is recorded. ``torch.utils.checkpoint`` would compute it again to get them, and
+    ``save_on_cpu`` would read them; both still see what the call as a whole saves.
+    """
+    if not torch_private.saved_tensors_have_hooks():
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _joint(

@@ -55,6 +55,11 @@ def after_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def saved_tensors_have_hooks() -> bool:
+    """Whether the calling thread is inside ``saved_tensors_hooks``, as checkpointed functions are (torch 2.13)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 # The number that autograd will give to the next node of this thread's graph (torch 2.13).
 next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
