@@ -163,7 +163,7 @@ def test_attributes_that_stablehlo_does_not_have(attributes):
 
 
 def test_a_name_has_a_namespace():
-    with pytest.raises(ValueError, match="'attention' is no name of a composite"):
+    with pytest.raises(ValueError, match="'attention' is not a valid name for a composite"):
         StableHLOCompositeBuilder("attention")
 
 

@@ -154,15 +154,9 @@ def record(
     tangents: list[int | None] = []
     captured: list[torch.Tensor] = []
     aliases: list[torch.Tensor] = []
-    with (
-        _own_saved_values(),
-        trace.lock,
-        eager_mode.mode(False),
-        contextlib.closing(recorder),
-        recorder,
-    ):
+    with trace.lock, eager_mode.mode(False), contextlib.closing(recorder), recorder:
         given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
-        with history, _leaves_unwritten(what), index_checks.of_body() as index_ranges:
+        with history, _own_autograd(what), index_checks.of_body() as index_ranges:
             results = [history.alias(r) for r in function(given)]
         results += [extremes for _, extremes in index_ranges]
         outputs = tuple(map(recorder.value, results))
@@ -189,7 +183,7 @@ def record(
     )
 
 
-def _own_saved_values() -> contextlib.AbstractContextManager[None]:
+def _own_saved_values() -> contextlib.AbstractContextManager[object]:
     """Keep what autograd saves of the recorded function from hooks around the call.
 
     Its values exist only while it is recorded. ``torch.utils.checkpoint`` would compute it again to get them, and
@@ -218,10 +212,11 @@ def _joint(
 
 
 @contextlib.contextmanager
-def _leaves_unwritten(what: str) -> Iterator[None]:
-    """Say in our words that autograd refuses to write in place to a stand-in."""
+def _own_autograd(what: str) -> Iterator[None]:
+    """Hooks see nothing of what is saved, and an error of ours says that a stand-in may not be written to."""
     try:
-        yield
+        with _own_saved_values():
+            yield
     except RuntimeError as error:
         if not error_texts.is_write_to_leaf(error):
             raise
