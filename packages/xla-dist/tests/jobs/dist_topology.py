@@ -125,8 +125,8 @@ def mistakes(_index):
     x = torch.ones(3, device="xla")
     for error, words, call in (
         (TypeError, "tensors on an xla device, got one on cpu", lambda: xm.all_reduce("sum", torch.ones(1))),
-        (ValueError, "'average' is none of sum, mul", lambda: xm.all_reduce("average", x)),
-        (TypeError, "no reduction 'and' of torch.float32", lambda: xm.all_reduce("and", x)),
+        (ValueError, "'average' is not one of sum, mul", lambda: xm.all_reduce("average", x)),
+        (TypeError, "there is no reduction 'and' of torch.float32", lambda: xm.all_reduce("and", x)),
         (ValueError, "exactly one group", lambda: xm.all_reduce("sum", x, groups=[[0]])),
         (ValueError, "of size 3 cannot be split evenly over 2", lambda: xm.reduce_scatter("sum", x, 1.0, 0, 2)),
         (ValueError, "shard_count=3, but the groups have 2", lambda: xm.reduce_scatter("sum", x, 1.0, 0, 3)),

@@ -46,6 +46,7 @@ _SLOW_PAUSE_SECONDS: Final = 60.0
 """Twice so long after a report of a long wait there may be the next, and twice as long after that one."""
 _SAME_SECONDS: Final = 1.0
 """Signals that come so soon after each other are one."""
+_WITNESS_SECONDS: Final = 3.0
 
 MSG_LONG: Final = (
     "ordinal {me}: step {step} has taken {seconds:.1f} s so far, the usual one {usual:.3f} s "
@@ -362,10 +363,27 @@ def report_of(first: int, since: float) -> str:
     """The line that names the report of the end of a job, whose ordinal 0 is process ``first``, or nothing.
 
     For its launcher, whom a process that was killed has told of none. ``since`` is when the job began
-    (``time.time()``): the number of a process comes again.
+    (``time.time()``): the number of a process comes again. Where processes ended without a word, their witness
+    writes the report once all are gone, which takes it a moment.
     """
-    pages = flight_files.folder().glob(f"*-{first}/{END}/{flight_files.PAGE}")
-    return "".join(_line(page) for page in pages if page.stat().st_mtime >= since)
+    until = time.monotonic() + _WITNESS_SECONDS
+    while True:
+        jobs = [
+            job for job in flight_files.folder().glob(f"*-{first}") if _changed_since(job, since)
+        ]
+        pages = [job / END / flight_files.PAGE for job in jobs]
+        written = [page for page in pages if _changed_since(page, since)]
+        silent = any(any((job / flight_files.RUNNING).glob("[0-9]*.json")) for job in jobs)
+        if written or not silent or time.monotonic() > until:
+            return "".join(map(_line, written))
+        time.sleep(0.05)
+
+
+def _changed_since(path: Path, moment: float) -> bool:
+    try:
+        return path.stat().st_mtime >= moment
+    except OSError:  # it is not there, or has just gone
+        return False
 
 
 # -- the signal -----------------------------------------------------------------------------------
