@@ -43,7 +43,7 @@ def test_other_texts_are_refused(text):
             ([0, 1, 2, 3], (3, 2)),
             r"Number of device IDs \(4\) must match mesh size \(6\).*\(2, 2\)",
         ),
-        (([0, 1, 1, 3], (4,)), "device 1 comes twice"),
+        (([0, 1, 1, 3], (4,)), "device 1 occurs twice"),
         (([0, 1, 2, 9], (4,)), "Device IDs must be less than mesh size"),
         (([0, 1], (2,), ("a", "b")), "Number of axis names"),
         (([0, 1], (2, 1), ("a", "a")), "rename one of the two 'a'"),

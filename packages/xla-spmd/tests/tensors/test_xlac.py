@@ -80,7 +80,7 @@ def test_parts_are_reduced_over_devices():
     torch.testing.assert_close(whole.cpu(), torch.maximum(VALUES[:, :4], VALUES[:, 4:]))
     with pytest.raises(ValueError, match="exactly one group"):
         _XLAC._xla_spmd_all_reduce("sum", part, 1.0, [[0, 1]])
-    with pytest.raises(ValueError, match="none of"):
+    with pytest.raises(ValueError, match="is not one of"):
         _XLAC._xla_spmd_all_reduce("average", part, 1.0, [])
     with pytest.raises(ValueError, match="shard_count=4"):
         _XLAC._xla_spmd_reduce_scatter("sum", part, 1.0, 1, 4, pairs)
