@@ -58,7 +58,9 @@ REASONS = {
     "xla_core.recording.step_key": {"_SPELLED": CODE},
     "xla_core.recording.step_values": {"_plans": CODE},
     "xla_core.recording.untyped_storage": {"_stand_ins": OWNER},
-    "xla_core.recording.xla_tensor": {"handlers": OPERATOR, "_plain": OPERATOR, "_chosen": OPERATOR},
+    "xla_core.recording.xla_tensor": {
+        "handlers": OPERATOR, "_overloads": OPERATOR, "_plain": OPERATOR, "_chosen": OPERATOR,
+    },
     "xla_core.support.caches": {"_registered": CODE},
     "xla_core.support.counters": {
         "_counters": "one entry per name", "_metrics": "one entry per name", "_tallies": OWNER,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -55,3 +57,19 @@ def test_an_operator_without_such_a_kernel_runs_on_the_cpu_as_ever():
         with pytest.warns(UserWarning, match="acme_on_cpu::half has no XLA lowering"):
             found = torch.ops.acme_on_cpu.half(torch.ones(2, device="xla"))
         assert found.tolist() == [0.5, 0.5]
+
+
+def test_operators_that_are_gone_leave_no_kernel_to_others():
+    """Another operator got the object's id and so a kernel that was gone: MemoryError, or anything else."""
+    x = torch.zeros(2, device="xla")
+    known = set()
+    for number in range(40):
+        with torch.library._scoped_library(f"acme_passing_{number}", "DEF") as library:
+            library.define("number(Tensor x) -> Tensor")
+            library.impl("number", lambda x, number=number: x + number, "XLA")
+            overload = getattr(torch.ops, f"acme_passing_{number}").number.default
+            assert id(overload) not in known
+            known.add(id(overload))
+            assert overload(x).tolist() == [number, number]
+        del overload
+        gc.collect(1)

@@ -52,7 +52,7 @@ def check_wanted(overload: OpOverload, kwargs: Mapping[str, Operand]) -> None:
         refuse(overload)
 
 
-_sparse_handlers: Final[dict[int, Handler]] = {}
+_sparse_handlers: Final[dict[OpOverload, Handler]] = {}
 
 
 def _no_dispatch(_overload: OpOverload) -> Handler:
@@ -80,9 +80,9 @@ class SparseXLATensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        handler = _sparse_handlers.get(id(func))
+        handler = _sparse_handlers.get(func)
         if handler is None:
-            handler = _sparse_handlers[id(func)] = _make_sparse_handler(func)
+            handler = _sparse_handlers[func] = _make_sparse_handler(func)
         return handler(args, kwargs)
 
     def new(self, *parts_and_size: Operand) -> torch.Tensor:

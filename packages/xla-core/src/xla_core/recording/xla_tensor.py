@@ -27,8 +27,10 @@ MSG_NOT_NUMPY: Final = (
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
 
-# Keyed by id(): an OpOverload's __hash__ is a Python function, and overloads live for ever.
+# Keyed by id(): an OpOverload's __hash__ is a Python function.
 handlers: dict[int, Handler] = {}
+# A library's operators end with it: without these another operator could get such an id, and with it the handler.
+_overloads: dict[int, object] = {}
 
 
 class NoMetaKernelError(Exception):
@@ -80,6 +82,7 @@ def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
 
 def set_handler(overload: OpOverload, handler: Handler) -> None:
     """Handle ``overload`` by ``handler`` instead of the handler that its schema leads to."""
+    _overloads[id(overload)] = overload
     _chosen[id(overload)] = _plain[id(overload)] = handler
     handlers.pop(id(overload), None)
 
@@ -90,6 +93,7 @@ def handler_of(overload: OpOverload) -> Handler:
     if handler is None:
         handler = _plain.get(id(overload))
         if handler is None:
+            _overloads[id(overload)] = overload
             handler = _plain[id(overload)] = _make_handler(overload)
         if _wrap is not None:
             handler = _wrap(handler)
