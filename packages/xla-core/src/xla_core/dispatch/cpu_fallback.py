@@ -1,13 +1,19 @@
-"""Operators without a lowering: computed by PyTorch on the CPU, counted, and warned about once."""
+"""Operators without a lowering: computed by PyTorch on the CPU, counted, and warned about once.
+
+Operators of other libraries whose kernel calls PyTorch are recorded by what the kernel calls, unless it
+asks for memory (``.numpy()``): it was written for the CPU, and runs there.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from xla_core.contract import events
 from xla_core.dispatch import layouts
@@ -18,6 +24,7 @@ from xla_core.recording import source_location
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.support import counters, flags
+from xla_core.torch_bridge.error_texts import is_numpy_of_device
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_FALLBACK: Final = (
@@ -148,3 +155,60 @@ def _to_device(result: Operand, trace: Trace, originals: dict[int, torch.Tensor]
 def _sparse_on_device(host: torch.Tensor, trace: Trace) -> Operand:
     indices, values = upload(host._indices(), trace), upload(host._values(), trace)
     return layouts.make(indices, values, tuple(host.shape), host.is_coalesced())
+
+
+# -- kernels of other libraries ------------------------------------------------------------------
+
+
+def outside_handler(overload: OpOverload, kernel: Callable[..., Any], facts: Signature) -> Handler:
+    """A handler that calls ``kernel``, which others registered for ``overload`` on every device."""
+    on_cpu = fallback_handler(overload, facts)
+    reads_memory = False
+
+    def record(args: Operands, kwargs: NamedOperands | None) -> Operand:
+        nonlocal reads_memory
+        if reads_memory:
+            return on_cpu(args, kwargs)
+        former = _former_values(args, kwargs, facts)
+        try:
+            results = kernel(*args, **(kwargs or {}))
+        except TypeError as error:
+            if not is_numpy_of_device(error):
+                raise
+        else:
+            return _on_device(results, args, kwargs)
+        reads_memory = True
+        for written, value in former:
+            written.copy_(value)
+        return on_cpu(args, kwargs)
+
+    return record
+
+
+def _former_values(
+    args: Operands, kwargs: NamedOperands | None, facts: Signature
+) -> list[tuple[XLATensor, torch.Tensor]]:
+    """What the kernel may write to, with its value before: a program computes it only where it is needed."""
+    if not facts.written:
+        return []
+    named = kwargs or {}
+    written = [
+        args[position] if position < len(args) else named.get(facts.names[position])
+        for position in facts.written
+    ]
+    return [(t, t.clone()) for t in pytree.tree_leaves(written) if isinstance(t, XLATensor)]
+
+
+def _on_device(results: Operand, args: Operands, kwargs: NamedOperands | None) -> Operand:
+    """``results``, with tensors that the kernel left on the CPU where its operands are."""
+    if isinstance(results, XLATensor) or results is None:
+        return results
+    leaves = pytree.tree_leaves(results)
+    if not any(_is_on_cpu(leaf) for leaf in leaves):
+        return results
+    trace = find_trace(args, kwargs)
+    return pytree.tree_map(lambda leaf: upload(leaf, trace) if _is_on_cpu(leaf) else leaf, results)
+
+
+def _is_on_cpu(value: Operand) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"

@@ -25,7 +25,7 @@ from xla_core.dispatch import (
     views,
     windows,
 )
-from xla_core.dispatch.cpu_fallback import fallback_handler
+from xla_core.dispatch.cpu_fallback import fallback_handler, outside_handler
 from xla_core.dispatch.functional import (
     composite_handler,
     decomposed_handler,
@@ -49,7 +49,7 @@ from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
 from xla_core.support.once import Once
-from xla_core.torch_bridge.op_library import kernel_from_outside
+from xla_core.torch_bridge.op_library import is_for_every_device, kernel_from_outside
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 from xla_core.torch_bridge.whole_operators import leave_whole, whole_kernel
@@ -158,6 +158,8 @@ def make_handler(overload: OpOverload) -> Handler:
         return special
     kernel = None if lowerable(overload) else kernel_from_outside(overload)
     if kernel is not None:
+        if is_for_every_device(overload):
+            return outside_handler(overload, kernel, facts)
         return _calling(kernel)
     inspected = find_inspected(overload)
     if inspected is not None:

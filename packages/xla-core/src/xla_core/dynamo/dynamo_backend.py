@@ -29,6 +29,7 @@ def prepare() -> None:
         return
     torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
     aot_graphs.run_effects_in_order(XLATensor)
+    aot_graphs.run_writing_operators(XLATensor)
     aot_graphs.let_first_runs_pass(XLATensor)
     aot_graphs.let_stand_ins_change_shape(XLATensor)
     lost_order.prepare()

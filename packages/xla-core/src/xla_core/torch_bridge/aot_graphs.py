@@ -101,6 +101,14 @@ def run_effects_in_order(tensor_class: type) -> None:
     effects.with_effects.py_impl(tensor_class)(run)
 
 
+def run_writing_operators(tensor_class: type) -> None:
+    """Let graphs call custom operators that write to arguments (``mutates_args``) on tensors of a class."""
+    # torch 2.11 to 2.15: graphs give them copies to write to, which become results
+    module: Any = importlib.import_module("torch._higher_order_ops.auto_functionalize")
+    module.auto_functionalized.py_impl(tensor_class)(module.auto_functionalized_dense)
+    module.auto_functionalized_v2.py_impl(tensor_class)(module.auto_functionalized_v2_dense)
+
+
 def let_first_runs_pass(tensor_class: type) -> None:
     """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
 

@@ -16,6 +16,8 @@ _OF_CPU: Final = (
 )  # fmt: skip
 # torch 2.13: of kernels of the CPU
 _NO_HALF: Final = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
+# torch 2.13: Tensor.numpy() and numpy's own functions of a tensor on a device
+_NO_NUMPY: Final = "type tensor to numpy"
 # torch 2.13: the CPU's kernels of integers
 _DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
 
@@ -48,3 +50,8 @@ def is_limit_of_cpu_kernels(error: BaseException) -> bool:
 def is_missing_half_kernel(error: BaseException) -> bool:
     """Whether the CPU has a kernel for other dtypes, but none for float16 or bfloat16."""
     return str(error).endswith(_NO_HALF)
+
+
+def is_numpy_of_device(error: BaseException) -> bool:
+    """Whether numpy was asked to read a tensor that is not on the CPU."""
+    return isinstance(error, TypeError) and _NO_NUMPY in str(error)

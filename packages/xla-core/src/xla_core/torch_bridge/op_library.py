@@ -59,14 +59,24 @@ def batch_norm_inference(
 
 
 _OURS: Final = frozenset({"aten", "prims", "xla"})
+# torch 2.13: the keys whose kernels PyTorch calls for xla tensors, the first before the second
+_TAKEN: Final = (torch._C.DispatchKey.XLA, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
 def kernel_from_outside(overload: OpOverload) -> Callable[..., Any] | None:
-    """The kernel registered for ``xla`` by ``@torch.library.impl(library, name, "XLA")``, or None."""
-    key = torch._C.DispatchKey.XLA  # torch 2.13
-    if overload.namespace in _OURS or not overload.has_kernel_for_dispatch_key(key):
+    """The kernel that others registered for ``xla``, or for every device (``CompositeExplicitAutograd``), or None.
+
+    The latter is where ``torch.library.custom_op`` without ``device_types`` registers its function.
+    """
+    if overload.namespace in _OURS:
         return None
-    return functools.partial(overload._op_dk, key)  # torch 2.13
+    key = next(filter(overload.has_kernel_for_dispatch_key, _TAKEN), None)
+    return None if key is None else functools.partial(overload._op_dk, key)  # torch 2.13
+
+
+def is_for_every_device(overload: OpOverload) -> bool:
+    """Whether the kernel of ``overload`` was registered without ``xla`` in mind."""
+    return not overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.XLA)  # torch 2.13
 
 
 def load_quantized_operators() -> None:
