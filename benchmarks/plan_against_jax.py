@@ -181,6 +181,7 @@ def jax_side(options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     from jax.experimental import topologies
 
+    from xla_core.pjrt.executable import memory_figures
     from xla_plan.compiled import figures
 
     axes = [part.split("=") for part in options.mesh.split(",")]
@@ -191,14 +192,9 @@ def jax_side(options: argparse.Namespace) -> dict[str, Any]:
     places = jax.tree.map(lambda s: s.sharding, state)
     jitted = jax.jit(model.step, donate_argnums=0, out_shardings=(places, None))
     program = jitted.lower(state, ids, ids).compile()
-    sizes = program.memory_analysis()
-    memory = {
-        "arguments": sizes.argument_size_in_bytes,
-        "outputs": sizes.output_size_in_bytes,
-        "temporaries": sizes.temp_size_in_bytes,
-        "aliased": sizes.alias_size_in_bytes,
-        "code": sizes.generated_code_size_in_bytes,
-    }
+    # jax hands on what PJRT reports, with the gaps between temporaries counted twice
+    executable = program.runtime_executable()
+    memory = memory_figures(executable, executable.serialize)
     return figures.of_texts(program.as_text(), memory, {}, len(chips))
 
 

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import ArraySpec, Topology
 from xla_core.extension_api.runtime import use_topology
+from xla_core.pjrt import tpu_memory
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import TpuClient, create_client, libtpu
 from xla_pjrt_tpu.hardware import generation
@@ -146,6 +148,52 @@ def test_memory_is_that_of_the_same_model_in_jax():
         ours, theirs = executable.cost_analysis()["flops"], wanted.cost_analysis()["flops"]
         assert abs(ours - theirs) <= 0.02 * theirs
     check_figures(traced("mlp"))
+
+
+def test_gaps_between_temporaries_count_once():
+    """In what is compiled, and in what an older version stored with PJRT's number."""
+    executable = traced("digits")[0].executable
+    stored = executable.serialize()
+    code, report = unpacked(stored)
+    size, gaps = tpu_memory.block_of_temporaries(code)
+    assert 0 < gaps < size
+    assert executable.memory_analysis()["temporaries"] == report["memory"]["temporaries"] == size
+
+    report["memory"]["temporaries"] = size + gaps
+    client, program = client_of(TRACED_FOR), traced("digits")[0].program
+    older = serialized_executable.pack(client.plugin, program, code, report=report)
+    for payload in (stored, older):
+        loaded = client.deserialize(payload, program.name, program.placement)
+        assert loaded.memory_analysis() == executable.memory_analysis()
+
+
+def test_temporaries_are_the_block_that_the_compiler_lays_out(tmp_path):
+    """As its report says, which it writes into the folder of ``xla_dump_to``."""
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    device, spec = client_of(TRACED_FOR), ArraySpec((8000, 8000), np.dtype(np.float32))
+    program = make_program(device, flipped, [spec], options=options)
+    temporaries = device.compile(program).memory_analysis()["temporaries"]
+    (report,) = tmp_path.glob("*after_optimizations-buffer-assignment.txt")
+    (size,) = re.findall(
+        r"^allocation \d+: size (\d+), preallocated-temp", report.read_text(), re.M
+    )
+    assert temporaries == int(size) > 3 * 8000 * 8000 * 4
+
+
+def flipped(x):
+    return jnp.exp(x.T[::-1]).T[1:] + jnp.flip(x, 1)[:-1], x.T[:3000].T
+
+
+def unpacked(stored):
+    program = traced("digits")[0].program
+    plugin = client_of(TRACED_FOR).plugin
+    _, code = serialized_executable.unpack(plugin, stored, program.name, program.placement)
+    return code, dict(serialized_executable.report(stored))
+
+
+def test_what_a_program_does_not_say_is_what_pjrt_reports():
+    for stored in (b"", b"no program", bytes(100)):
+        assert tpu_memory.without_gaps(1000, stored) == 1000
 
 
 def total(memory):
@@ -329,6 +377,7 @@ def test_stored_program_has_the_runtimes_own_form():
 MEMORY = """
 import resource, time, torch, torch_xla
 from xla_core.extension_api.runtime import use_topology
+from xla_core.pjrt import tpu_memory
 from xla_core.extension_api.programs import program_figures
 
 use_topology("v5p:2x2x1")
@@ -359,6 +408,7 @@ def test_model_of_eight_billion_parameters_is_never_allocated():
 LATE = """
 import torch, torch_xla
 from xla_core.extension_api.runtime import use_topology
+from xla_core.pjrt import tpu_memory
 for attempt in (
     lambda: torch.nn.Linear(2, 2, device="meta").to("xla"),
     lambda: use_topology("v5e:2x2"),

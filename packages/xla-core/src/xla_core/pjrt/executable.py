@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Buffer, Program
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
+from xla_core.pjrt import tpu_memory
 
 __all__ = [
     "CheckedExecutable",
@@ -36,7 +38,8 @@ class PjrtExecutable:
     """
 
     __slots__ = (
-        "_client", "_consume", "_handlers", "_loaded", "_plugin", "_run", "program", "program_name",
+        "_client", "_consume", "_handlers", "_loaded", "_memory", "_plugin", "_run", "program",
+        "program_name",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,7 @@ class PjrtExecutable:
         self._client = client
         self._loaded = loaded
         self._plugin = plugin
+        self._memory: dict[str, int] | None = None
         self.program = program
         # bound once: execute() runs for every training step
         self._run = loaded.execute_sharded
@@ -82,13 +86,16 @@ class PjrtExecutable:
 
         Raises NotImplementedError where the runtime cannot write its code down.
         """
+        code = self._stored_code()
+        return serialized_executable.pack(self._plugin, self.program, code, self.stored_report())
+
+    def _stored_code(self) -> bytes:
         try:
-            code = self._client.serialize_executable(self._loaded)
+            return self._client.serialize_executable(self._loaded)
         except RuntimeError as error:
             if pjrt_c_api.is_unimplemented(error):
                 raise NotImplementedError(f"{self._plugin}: {error}") from error
             raise
-        return serialized_executable.pack(self._plugin, self.program, code, self.stored_report())
 
     def stored_report(self) -> Mapping[str, Any] | None:
         """What is stored beside the program; a plugin's own."""
@@ -96,7 +103,11 @@ class PjrtExecutable:
 
     def memory_analysis(self) -> Mapping[str, int]:
         """Bytes by use: ``arguments, outputs, temporaries, aliased, code``."""
-        return memory_figures(self._loaded)
+        if self._client.platform != "tpu":
+            return memory_figures(self._loaded)
+        if self._memory is None:
+            self._memory = memory_figures(self._loaded, self._stored_code)
+        return dict(self._memory)
 
     def cost_analysis(self) -> Mapping[str, float]:
         """XLA's estimates for one run (``flops``, ``bytes accessed``, ``transcendentals``, ...)."""
@@ -230,13 +241,20 @@ class ShardedPjrtExecutable(_CheckingExecutable):
 # --- what a compiler says of a program, loaded on devices or not -----------------------------------
 
 
-def memory_figures(compiled: Any) -> dict[str, int]:
-    """Bytes by use: ``arguments, outputs, temporaries, aliased, code``, of one device's program."""
+def memory_figures(compiled: Any, stored: Callable[[], bytes] | None = None) -> dict[str, int]:
+    """Bytes by use: ``arguments, outputs, temporaries, aliased, code``, of one device's program.
+
+    ``stored`` gives the compiled program in its stored form, for TPUs: see ``tpu_memory``.
+    """
     stats = compiled.get_compiled_memory_stats()
+    temporaries = stats.temp_size_in_bytes
+    if stored is not None:
+        with contextlib.suppress(NotImplementedError):
+            temporaries = tpu_memory.without_gaps(temporaries, stored())
     return {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
+        "temporaries": temporaries,
         "aliased": stats.alias_size_in_bytes,
         "code": stats.generated_code_size_in_bytes,
     }

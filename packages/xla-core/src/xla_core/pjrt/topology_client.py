@@ -26,6 +26,7 @@ from xla_core.contract.device_protocol import (
     Program,
 )
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
+from xla_core.pjrt import tpu_memory
 from xla_core.pjrt.client import compile_options, uses_shardy
 from xla_core.pjrt.executable import (
     cost_figures,
@@ -320,6 +321,10 @@ class TopologyClient:
         if report is None:
             raise ValueError(f"{program_name}: stored on hardware, without the compiler's report")
         self._devices_of(placement)
+        memory = report["memory"]
+        # an entry that an older version of this package stored has the number that PJRT reported
+        exact = tpu_memory.without_gaps(memory["temporaries"], code)
+        report = {**report, "memory": {**memory, "temporaries": exact}}
         return TopologyExecutable(self, program, None, report=report, code=code)
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -383,7 +388,7 @@ def _report(compiled: Any, program: Program) -> dict[str, Any]:
     inputs = compiled.get_parameter_shardings() if several else None
     outputs = compiled.get_output_shardings() if several else None
     return {
-        "memory": memory_figures(compiled),
+        "memory": memory_figures(compiled, compiled.serialize),
         "cost": cost_figures(compiled),
         "input_shardings": sharding_texts(inputs, len(program.inputs)),
         "output_shardings": sharding_texts(outputs, len(program.outputs)),

@@ -12,6 +12,7 @@ from typing import Any, Final
 __all__ = [
     "bytes_field",
     "number_field",
+    "read_delimited",
     "read_fields",
     "read_message",
     "read_numbers",
@@ -76,6 +77,17 @@ def read_fields(data: bytes) -> Iterator[tuple[int, object]]:
         else:
             raise ValueError(f"field {tag >> 3} has the unknown kind {kind}")
         yield tag >> 3, value
+
+
+def read_delimited(data: bytes) -> Iterator[bytes]:
+    """Messages that stand one after the other, each after its length. Raises ValueError for anything else."""
+    position = 0
+    while position < len(data):
+        size, position = _read_varint(data, position)
+        if position + size > len(data):
+            raise ValueError(MSG_TRUNCATED)
+        yield data[position : position + size]
+        position += size
 
 
 def read_numbers(packed: int | bytes) -> list[int]:
