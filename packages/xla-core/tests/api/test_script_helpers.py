@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import sys
 import types
 import warnings
 from pathlib import Path
@@ -13,9 +16,11 @@ import torch_xla
 from torch_xla._internal import c10d_registration
 from torch_xla._internal import utils as internal_utils
 from torch_xla.core import xla_env_vars
+from torch_xla.distributed.fsdp import _init_utils as fsdp_init_utils
 from torch_xla.experimental import deprecation
 from torch_xla.utils import checkpoint
 from torch_xla.utils import utils as xu
+from torch_xla.utils.checkpoint_tagger import CheckpointTagger
 
 
 def test_nested_containers():
@@ -87,6 +92,35 @@ def test_names_of_variables():
 def test_what_needs_the_runtime_in_cpp_says_what_to_use():
     with pytest.raises(NotImplementedError, match=r"use torch\.distributed\.broadcast"):
         c10d_registration.broadcast_xla(torch.ones(1), 0)
+
+    with pytest.raises(NotImplementedError, match="param_init_fn"):
+        fsdp_init_utils._materialize_module(
+            torch.nn.Linear(1, 1), None, set(), lambda module: False
+        )
+
+
+@pytest.mark.parametrize("name", ["dynamo_set_buffer_donor", "dynamo_mark_sharding"])
+def test_modules_that_register_operators_say_that_they_are_not_needed(name):
+    if name == "dynamo_mark_sharding":
+        pytest.importorskip("xla_spmd")
+    sys.modules.pop(f"torch_xla.experimental.{name}", None)
+    with pytest.warns(UserWarning, match="leave this import out"):
+        importlib.import_module(f"torch_xla.experimental.{name}")
+    assert any(hasattr(torch.ops.xla, operator) for operator in (name, f"{name}_"))
+
+
+def test_a_checkpoint_is_removed_with_its_last_tag():
+    removed = []
+    tagger = CheckpointTagger(remover=removed.append)
+    tagger.tag("best", "a.pt")
+    tagger.tag("last", "a.pt")
+    tagger.tag("last", "b.pt")
+    assert not removed
+    tagger.tag("best", "b.pt")
+    assert removed == ["a.pt"]
+    tagger.tag("best", "b.pt")
+    assert removed == ["a.pt"]
+    assert json.loads(tagger.save_to_json()) == {"best": "b.pt", "last": "b.pt"}
 
 
 def test_modules_under_their_short_names():

@@ -106,3 +106,15 @@ print(while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), start)[1].toli
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[32.0, 32.0, 32.0]", done.stderr
+
+
+def test_the_default_backend_says_which_one_to_use():
+    x = torch.ones(2, device="xla")
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match='backend="openxla"'
+    ) as caught:
+        torch.compile(lambda t: t.sin() + 1)(x)
+    assert caught.value.__cause__ is None  # the user's line, and nothing of Dynamo's
+    torch.testing.assert_close(
+        torch.compile(lambda t: t + 1, backend="eager")(x).cpu(), torch.full((2,), 2.0)
+    )

@@ -24,6 +24,15 @@ broadcast_xla: Final = _without(
     "torch.distributed.broadcast(tensor, src) in a process group of backend 'xla', or "
     "xm.collective_broadcast([tensor], root_ordinal)",
 )
+_META_MODELS: Final = (
+    "XlaFullyShardedDataParallel(module, param_init_fn=fn), for modules on the meta device"
+)
+get_orig_params: Final = _without(
+    "torch_xla.distributed.fsdp._init_utils._get_orig_params", "module.parameters()"
+)
+materialize_module: Final = _without(
+    "torch_xla.distributed.fsdp._init_utils._materialize_module", _META_MODELS
+)
 _LOCATIONS: Final = (
     "StableHLOExportOptions(export_node_metadata=True): operations then have their module, source line and "
     "FX node as location"

@@ -31,6 +31,7 @@ def prepare() -> None:
     aot_graphs.run_effects_in_order(XLATensor)
     aot_graphs.run_writing_operators(XLATensor)
     aot_graphs.let_first_runs_pass(XLATensor)
+    aot_graphs.refuse_inductor("xla")
     aot_graphs.let_stand_ins_change_shape(XLATensor)
     lost_order.prepare()
     for tell in _to_tell:

@@ -21,6 +21,11 @@ MSG_NOT_RECORDED: Final = (
     "call it outside of torch._C._DisableTorchDispatch()"
 )
 
+MSG_INDUCTOR: Final = (
+    "inductor, torch.compile's default backend, has no code for xla tensors; compile for this device with "
+    'torch.compile(..., backend="openxla")'
+)
+
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
 
 
@@ -107,6 +112,20 @@ def run_writing_operators(tensor_class: type) -> None:
     module: Any = importlib.import_module("torch._higher_order_ops.auto_functionalize")
     module.auto_functionalized.py_impl(tensor_class)(module.auto_functionalized_dense)
     module.auto_functionalized_v2.py_impl(tensor_class)(module.auto_functionalized_v2_dense)
+
+
+def refuse_inductor(device_type: str) -> None:
+    """Let the backend ``inductor`` say what to use for arguments on a device for which it generates no code."""
+    wrapper: Any = torch._TorchCompileInductorWrapper  # torch 2.11 to 2.15
+    compile_graph = wrapper.__call__
+
+    @functools.wraps(compile_graph)
+    def __call__(self: object, model_: object, inputs_: Any, **options: object) -> Any:
+        if any(isinstance(i, torch.Tensor) and i.device.type == device_type for i in inputs_):
+            raise RuntimeError(MSG_INDUCTOR)
+        return compile_graph(self, model_, inputs_, **options)
+
+    wrapper.__call__ = __call__
 
 
 def let_first_runs_pass(tensor_class: type) -> None:

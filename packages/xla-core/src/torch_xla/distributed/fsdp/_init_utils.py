@@ -1,0 +1,8 @@
+"""torch_xla.distributed.fsdp._init_utils: how models without memory get their values (package xla-dist)."""
+
+from __future__ import annotations
+
+from xla_core.api.not_available import get_orig_params as _get_orig_params
+from xla_core.api.not_available import materialize_module as _materialize_module
+
+_TORCHDISTX_AVAIL = False
