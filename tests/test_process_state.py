@@ -80,7 +80,7 @@ REASONS = {
     "xla_core.torch_bridge.strided_gradients": {"_libraries": CODE},
     "xla_core.torch_bridge.torch_distributed_private": {"_to_be_imported": CODE},
     "xla_core.torch_bridge.torch_private": {"_libraries": CODE, "_waiting_for_dynamo": CODE},
-    "xla_debug.live.analysis": {"_told_slow": "one entry per metric"},
+    "xla_debug.live.analysis": {"_reported_slow": "one entry per metric"},
     "xla_debug.live.listeners": {"_undo": CODE},
     "xla_debug.stacks.stack_frames": {"_children": OWNER, "_backward_calls": ONCE},
     "xla_debug.steps.graphs": {"_numbers": OWNER},

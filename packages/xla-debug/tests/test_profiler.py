@@ -20,7 +20,7 @@ from xla_core.extension_api import runtime
 from xla_core.extension_api.steps import operations_of
 from xla_core.support.protobuf_wire import read_message
 from xla_core.testing.jax_state import backends_started
-from xla_debug import perfetto, remote_profile
+from xla_debug import perfetto, profiler, remote_profile
 
 
 class Net(nn.Module):
@@ -93,6 +93,22 @@ def test_perfetto_shows_the_scopes_of_device_events(profile):
     assert len(scoped) >= 0.8 * len(device) > 0
     assert any(s.startswith("train/loss_part/Net/fc1/aten.linear") for s in scoped)
     assert any(s.startswith("backward/train/loss_part/Net") for s in scoped)
+
+
+def test_rows_are_added_once(tmp_path, monkeypatch):
+    """To the files of the profile that was just written, not to those of one written a moment before."""
+    labelled, contents = [], iter(["a", "ab", "abc"])
+
+    def export(session, folder):
+        path = tmp_path / "plugins" / "profile" / session / "host.trace.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(next(contents))
+
+    monkeypatch.setattr(profiler.profiler, "profiler_export", export)
+    monkeypatch.setattr(perfetto, "add_scopes", lambda path: labelled.append(path.parent.name))
+    for session in ("first", "second", "second"):
+        profiler._export(session, tmp_path)
+    assert labelled == ["first", "second", "second"]
 
 
 def test_perfetto_has_rows_of_modules_and_operators(profile):

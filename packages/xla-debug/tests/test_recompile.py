@@ -288,6 +288,19 @@ def test_a_block_that_may_not_compile():
     torch_xla.sync()
 
 
+def test_blocks_inside_blocks_count_by_themselves():
+    """Two blocks that allow the same number: the end of the inner one ends that one."""
+    x = torch.rand(7).to(DEVICE)
+    with recompile.limit(2):
+        with recompile.limit(2):
+            x.erf().tolist()
+        x.cosh().tolist()
+        with pytest.raises(recompile.RecompilationError, match="2 new programs and"):
+            x.sinh().tolist()
+    assert len(x.sinh().tolist()) == 7
+    assert not recompile._history.limits
+
+
 def test_backward_operations_name_the_forward_line():
     model, _ = make()
     x = torch.randn(3, 8).to(DEVICE)

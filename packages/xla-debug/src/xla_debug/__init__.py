@@ -1,4 +1,4 @@
-"""What happens on PyTorch's ``xla`` device, and why: metrics, recompilations, profiles, memory."""
+"""Shows what happens on PyTorch's ``xla`` device, and why: metrics, recompilations, profiles, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What xla-core finds by entry point: attaches the package to the core's events, once, at the start."""
+"""The hook by which xla-core calls this package at the start: it subscribes to the core's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xla_debug.stacks import stack_frames
 
 @hookimpl
 def xla_core_subscribe() -> None:
-    """Listen to the core, as much as the environment asks for."""
+    """Subscribe to the core's events, as far as the environment variables require."""
     source_location.set_locator(stack_frames.locate)
     if settings.HLO_DEBUG.get():
         source_location.set_detail(source_location.Detail.LINES)
@@ -20,5 +20,3 @@ def xla_core_subscribe() -> None:
     if settings.TRACK_MEMORY.get():
         memory.track()
     listeners.start()
-    if settings.TRACK_MEMORY.get():
-        memory.track()

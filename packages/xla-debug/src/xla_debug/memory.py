@@ -1,7 +1,7 @@
-"""What holds device memory: live tensors by the line that made them, a step's peak, missed donations.
+"""What occupies device memory: live tensors by the line that created them, a step's peak, missed donations.
 
-Lines of live tensors are known from ``track()`` on: it remembers, for each result of a program and each
-upload, where it came from, by weak references that keep nothing alive.
+The lines are known only for tensors that were created after ``track()``: it records where each result of a program
+and each upload came from. It uses weak references, which keep no value alive.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from xla_core.support.counters import render_bytes
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import operator_text, tensor_text
 
-UNKNOWN: Final = "(made before memory.track())"
+UNKNOWN: Final = "(created before memory.track())"
 
 
 @dataclasses.dataclass(frozen=True)
 class LiveTensor:
-    """One value in device memory, held by at least one tensor; ``nbytes`` in the PyTorch dtype."""
+    """One value in device memory that ``tensors`` tensors hold.
+
+    ``nbytes`` is its size in the PyTorch dtype ``dtype``. ``made_by`` is the operator that computed it and
+    ``frame`` the user's line; they are empty and None if the value was created before ``track()``.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,13 +44,13 @@ class LiveTensor:
     tensors: int
 
     def where(self) -> str:
-        """``train.py:12``, or that it is not known."""
+        """The file and line that created the value (``train.py:12``), or ``UNKNOWN``."""
         return f"{self.frame.filename}:{self.frame.line}" if self.frame is not None else UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """A value that is alive at the peak of a step, and what made it: an operation or an input."""
+    """A value that is alive at the peak of a step: the operation or input it is, its size, and the user's line."""
 
     what: str
     nbytes: int
@@ -57,9 +61,10 @@ class Held:
 class StepPeak:
     """The memory that one program needs, in bytes.
 
-    ``peak`` is the compiler's own sum: arguments, results and temporaries less what is reused. ``held``
-    are the largest values alive at the operation ``at`` where most is, before the compiler fuses
-    operations: an upper bound of where memory goes, ``unfused`` bytes in all.
+    ``peak`` is computed from the compiler's figures, ``by_use``: arguments, results and temporaries, less the
+    memory that is reused. The other attributes describe the step as it was recorded, before the compiler fuses
+    operations, which is an upper bound: ``at`` is the operation at which most memory is in use, ``unfused`` is this
+    number of bytes, and ``held`` has the largest values that are alive there.
     """
 
     program: str
@@ -73,7 +78,7 @@ class StepPeak:
         uses = ", ".join(f"{use} {render_bytes(size)}" for use, size in self.by_use.items() if size)
         lines = [
             f"{self.program}: {render_bytes(self.peak)} at the peak ({uses})",
-            f"held most at {self.at}, of {render_bytes(self.unfused)} before operations are fused:",
+            f"largest values at {self.at}, of {render_bytes(self.unfused)} before operations are fused:",
             *(f"  {render_bytes(h.nbytes):>9}  {h.what}  {h.where}" for h in self.held),
         ]
         return "\n".join(lines)
@@ -81,7 +86,7 @@ class StepPeak:
 
 @dataclasses.dataclass(frozen=True)
 class MissedDonation:
-    """An input of a program whose memory no result took over, and why."""
+    """An input ``what`` of ``nbytes`` bytes whose memory no result of the program reuses, and the reason."""
 
     program: str
     what: str
@@ -91,20 +96,22 @@ class MissedDonation:
 
 
 REASON_HELD: Final = (
-    "something else still held the old value in {count} of {runs} runs, so it was copied first"
+    "another tensor still used the old value in {count} of {runs} runs, so that it was copied first"
 )
 REASON_READ: Final = (
-    "it is only read, and nothing wanted it after the step: a result of its shape could have had its "
-    "memory; compute that in place (x.mul_(2), x.copy_(result)), or let the tensor live"
+    "the step only reads it, and nothing uses it after the step. A result of the same shape could have its memory: "
+    "compute that in place (x.mul_(2), x.copy_(result)), or keep the tensor for the next step"
 )
 GRAPH: Final = "a graph of torch.compile"
 
 
 class _Origins:
-    """From buffers to what made them; entries go with their buffers."""
+    """The operator and line that created each buffer. The entry of a buffer is removed when the buffer dies."""
 
     def __init__(self) -> None:
-        self.of: dict[int, tuple[weakref.ref[object], str, Frame | None]] = {}
+        self.of: dict[
+            int, tuple[weakref.ref[object], str, Frame | None]
+        ] = {}  # by the id of the buffer
         self.undo: list[Any] = []
 
     def add(self, buffer: Buffer, made_by: str, frame: Frame | None) -> None:
@@ -127,7 +134,7 @@ _last_entries: caches.Bounded[str, list[Entry]] = caches.Bounded("steps of progr
 
 
 def track() -> None:
-    """From now on, remember the line that makes each value. Costs time per step, not per operation."""
+    """From now on, record the line that creates each value. This costs time per step, not per operation."""
     if _origins.undo:
         return
     tensors.tell_lines(_line_of)
@@ -138,7 +145,7 @@ def track() -> None:
 
 
 def stop_tracking() -> None:
-    """Undo ``track``."""
+    """Undo ``track``, and drop the recorded lines."""
     tensors.tell_lines(None)
     for undo in _origins.undo:
         undo()
@@ -158,7 +165,7 @@ def tracking() -> Iterator[None]:
 
 def _on_executed(event: events.ProgramExecuted) -> None:
     program, results, trace = event.program, event.results, event.trace
-    if not trace.cur.depth:  # a compiled graph, which was recorded long ago
+    if not trace.cur.depth:  # a graph of torch.compile, which was recorded earlier
         frames = stack_frames.user_frames(sys._getframe(1), limit=1)
         for result in results:
             _origins.add(result, GRAPH, frames[0] if frames else None)
@@ -191,13 +198,13 @@ def _on_evicted(event: events.ProgramEvicted) -> None:
 
 
 def _on_forgotten(_event: events.StepsForgotten) -> None:
-    # an entry keeps the whole tree of steps that it is part of
+    # release the entries: each one keeps its whole tree of steps alive
     _last_entries.clear()
     _makers_of.clear()
     _dead_inputs.clear()
 
 
-# from the start to the end: what was tracked is told after the end of tracking, too
+# Subscribe for good, since reports can be made after tracking has ended, too.
 events.subscribe(events.ProgramEvicted, _on_evicted)
 events.subscribe(events.StepsForgotten, _on_forgotten)
 
@@ -208,17 +215,17 @@ def _on_upload(event: events.TransferToDevice) -> None:
 
 
 def _line_of(buffer: Any) -> str:
-    """The line that made a value, for out-of-memory errors."""
+    """The line that created a value, for out-of-memory errors."""
     frame = _origins.get(buffer)[1]
     return f"{frame.filename}:{frame.line} in {frame.function}" if frame is not None else ""
 
 
 def live_tensors() -> list[LiveTensor]:
-    """Every value in device memory that a tensor holds, the largest first."""
+    """All values in device memory that a tensor holds, largest first."""
     live = []
     for storage, buffer, holders in tensors.held_values():
         if storage.buffer is None:
-            continue  # the pending step computes another
+            continue  # the pending step replaces the value
         made_by, frame = _origins.get(buffer)
         meta = storage.meta
         dtype = str(meta.dtype).removeprefix("torch.")
@@ -228,7 +235,7 @@ def live_tensors() -> list[LiveTensor]:
 
 
 def report(limit: int = 20) -> str:
-    """Live tensors grouped by line, shape and dtype, as text; the ``limit`` largest groups."""
+    """The live tensors as text, grouped by line, shape and dtype: the ``limit`` (default: 20) largest groups."""
     groups: defaultdict[tuple[Any, ...], list[LiveTensor]] = defaultdict(list)
     live = live_tensors()
     for t in live:
@@ -250,9 +257,9 @@ def report(limit: int = 20) -> str:
 
 
 def step_peak(program: programs.StepProgram | None = None, largest: int = 10) -> StepPeak:
-    """The peak of one program (default: the one with the highest) and what is alive at it.
+    """The peak of ``program`` (default: the one with the highest), with the ``largest`` (default: 10) values at it.
 
-    Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
+    Only programs that ran since ``track()`` are known. Raises RuntimeError if there is none.
     """
     program, entries = _step_of(program)
     unfused, at, alive = _peak_of(entries, set(program.output_index))
@@ -285,39 +292,43 @@ def _held(entry: Entry, meta: TensorMeta) -> Held:
 
 
 def step_timeline(program: programs.StepProgram | None = None) -> list[tuple[str, int]]:
-    """What each operation of a step is, and how many bytes are alive when it has its result.
+    """The operations of a step in order, each with the bytes that are alive once it has its result.
 
-    Inputs count from the beginning to the end, results from their operation to their last use. This is before
-    the compiler fuses operations: an upper bound, whose form tells where a step needs its memory. Takes
-    ``program``, and raises, as ``step_peak`` does.
+    Inputs are alive during the whole step, results from their operation to their last use. The figures are those
+    before the compiler fuses operations: an upper bound, which shows where a step needs its memory. ``program`` and
+    errors are those of ``step_peak``.
     """
     program, entries = _step_of(program)
-    missing = sum(m.nbytes for e in inputs_of(entries) for m in e.metas if m is not None)
+    # _alive_over() counts an input from its entry on, but its memory is in use from the beginning
+    later_inputs = sum(m.nbytes for e in inputs_of(entries) for m in e.metas if m is not None)
     timeline: list[tuple[str, int]] = []
     for entry, total, _alive in _alive_over(entries, set(program.output_index)):
         if isinstance(entry, Operation):
-            timeline.append((operator_text(entry), total + missing))
+            timeline.append((operator_text(entry), total + later_inputs))
         else:
-            missing -= sum(m.nbytes for m in entry.metas if m is not None)
+            later_inputs -= sum(m.nbytes for m in entry.metas if m is not None)
     return timeline
 
 
 def _step_of(
     program: programs.StepProgram | None,
 ) -> tuple[programs.StepProgram, Sequence[Entry]]:
-    """A program, by default the one that needs most, and what it computes."""
+    """A program, by default the one that needs most memory, and the entries of its step."""
     if program is None:
-        seen = [p for p in programs.all_programs() if p.name in _last_entries]
-        if not seen:
+        tracked = [p for p in programs.all_programs() if p.name in _last_entries]
+        if not tracked:
             raise RuntimeError("no program has run since memory.track(); call it before the step")
-        program = max(seen, key=_compiled_peak)
+        program = max(tracked, key=_compiled_peak)
     return program, needed_entries(_last_entries[program.name], tuple(program.output_index))
 
 
 def _alive_over(
     entries: Sequence[Entry], outputs: set[int]
 ) -> Iterator[tuple[Entry, int, dict[int, tuple[Entry, TensorMeta]]]]:
-    """After each entry: the bytes that are alive, and the values with what they are (one dict, which changes)."""
+    """For each entry, the bytes that are alive after it, and the live values by number.
+
+    It yields the same dict each time, and changes it in between.
+    """
     last_use: dict[int, int] = {}
     for position, entry in enumerate(entries):
         for ref in entry.references():
@@ -332,33 +343,33 @@ def _alive_over(
                 alive[entry.first + offset] = (entry, meta)
                 total += meta.nbytes
         yield entry, total, alive
-        # the caller holds inputs to the end of the step
-        over = [
+        # inputs stay alive until the end of the step, because the caller holds them
+        dead = [
             v
             for v, (e, _) in alive.items()
             if isinstance(e, Operation) and last_use.get(v, -1) <= position
         ]
-        for vid in over:
+        for vid in dead:
             total -= alive.pop(vid)[1].nbytes
 
 
 def _peak_of(
     entries: Sequence[Entry], outputs: set[int]
 ) -> tuple[int, Entry, list[tuple[Entry, TensorMeta]]]:
-    """Bytes alive at the operation where most are, that operation, and the values with what they are."""
-    best, best_at, best_alive = -1, entries[0], list[tuple[Entry, TensorMeta]]()
+    """The most bytes that are alive at once, the entry after which they are, and the values that are alive then."""
+    most, most_at, alive_then = -1, entries[0], list[tuple[Entry, TensorMeta]]()
     for entry, total, alive in _alive_over(entries, outputs):
-        if total > best:
-            best, best_at, best_alive = total, entry, list(alive.values())
-    return best, best_at, best_alive
+        if total > most:
+            most, most_at, alive_then = total, entry, list(alive.values())
+    return most, most_at, alive_then
 
 
 def missed_donations(least: int = 1024) -> list[MissedDonation]:
-    """Inputs of at least ``least`` bytes whose memory could have been reused and was not, largest first.
+    """Inputs of at least ``least`` (default: 1024) bytes whose memory could have been reused, largest first.
 
-    Two kinds: inputs that are overwritten in the step but were still held elsewhere, so that they
-    were copied; and inputs that die in the step while a result of their shape gets memory of its
-    own. Programs that ran since ``track()`` are looked at.
+    There are two kinds: inputs that the step overwrites but that another tensor still used, so that they were
+    copied; and inputs that nothing uses after the step, while a result of the same shape gets new memory. Only
+    programs that ran since ``track()`` are examined.
     """
     missed: list[MissedDonation] = []
     for program in programs.all_programs():
@@ -373,11 +384,11 @@ def _missed(
 ) -> Iterator[MissedDonation]:
     inputs = inputs_of(entries)
     makers = _makers_of.get(program.name, {})
-    taken = {position for _, position in program.aliases}
-    free = [
+    aliased = {position for _, position in program.aliases}
+    with_new_memory = [
         makers[vid].metas[vid - makers[vid].first]
         for vid, position in program.output_index.items()
-        if position not in taken and vid in makers
+        if position not in aliased and vid in makers
     ]
     for slot, entry in enumerate(inputs):
         meta = entry.metas[0]
@@ -388,8 +399,8 @@ def _missed(
             if program.copied_donations:
                 reason = REASON_HELD.format(count=program.copied_donations, runs=program.runs)
                 yield MissedDonation(program.name, held.what, meta.nbytes, held.where, reason)
-        elif meta in free and _is_dead(program, slot):
-            free.remove(meta)
+        elif meta in with_new_memory and _is_dead(program, slot):
+            with_new_memory.remove(meta)
             yield MissedDonation(program.name, held.what, meta.nbytes, held.where, REASON_READ)
 
 
@@ -399,14 +410,14 @@ def _is_dead(program: programs.StepProgram, slot: int) -> bool:
 
 _dead_inputs: caches.Bounded[str, frozenset[int]] = caches.Bounded("inputs that die")
 
-# References to a storage that the trace alone keeps: its list, getrefcount's argument. To such a
-# storage's buffer: the storage, the trace's list of inputs, the run's list of arguments, the argument.
+# The reference counts of a storage that only the trace holds (its list, and getrefcount's argument), and of the
+# buffer of such a storage (the storage, the trace's list of inputs, the run's list of arguments, the argument).
 _TRACE_ONLY: Final = 2
 _RUN_ONLY: Final = 4
 
 
 def _dead(trace: Any) -> frozenset[int]:
-    """The inputs of the step that is being run that nothing will want after it."""
+    """The inputs of the running step that nothing will use after it."""
     dead = set()
     touched, inputs = trace.touched, trace.inputs
     for slot, position in enumerate(trace.input_storages):
@@ -417,7 +428,7 @@ def _dead(trace: Any) -> frozenset[int]:
 
 
 def device_report() -> str:
-    """Bytes in use, limit and peak of every device, as text."""
+    """The bytes in use, the peak and the limit of every device, as text."""
     lines = []
     for device in runtime.devices():
         info = runtime.memory_info(device)

@@ -1,6 +1,6 @@
 """``torch_xla.debug.metrics``: counters and timed metrics of the process.
 
-What is counted and the text format are xla-core's (``xla_core.support.counters``), after torch_xla 2.9.
+xla-core counts and formats them (``xla_core.support.counters``), with the names and in the format of torch_xla 2.9.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ SHORT_METRICS: Final = (
 
 
 def metrics_report() -> str:
-    """Every metric and counter as text; empty when nothing was recorded."""
+    """All metrics and counters as text; empty if nothing was recorded."""
     return counters.report()
 
 
 def short_metrics_report(
     counter_names: Sequence[str] | None = None, metric_names: Sequence[str] | None = None
 ) -> str:
-    """The report of these counters and metrics, in the order given.
+    """The report of the counters ``counter_names`` and the metrics ``metric_names``, in this order.
 
-    Default: ``SHORT_COUNTERS`` and ``SHORT_METRICS``, the ones to look at first, and the operators that ran
-    on the CPU. Names that have recorded nothing are left out.
+    By default these are ``SHORT_COUNTERS`` and the operators that ran on the CPU, and ``SHORT_METRICS``: the ones
+    to look at first. Names without a value are left out.
     """
     chosen = counter_names or (*SHORT_COUNTERS, *executed_fallback_ops())
     return counters.report(metric_names or SHORT_METRICS, chosen)
 
 
 def counter_names() -> list[str]:
-    """Names of the counters above zero, sorted."""
+    """The names of the counters above zero, sorted."""
     return list(counters.all_counters())
 
 
 def counter_value(name: str) -> int | None:
-    """The value of a counter; None if there is none of this name."""
+    """The value of the counter ``name``, or None if there is no such counter above zero."""
     return counters.all_counters().get(name)
 
 
 def metric_names() -> list[str]:
-    """Names of the metrics with at least one sample, sorted."""
+    """The names of the metrics with at least one sample, sorted."""
     return list(counters.all_metrics())
 
 
 def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]] | None:
-    """``(total samples, sum of all samples, ((unix time in seconds, value), ...))`` or None.
+    """The metric ``name``: ``(number of samples, their sum, ((unix time in seconds, value), ...))``, or None.
 
-    Times are in nanoseconds, sizes in bytes. The last ``XLA_METRICS_SAMPLES`` (1024) samples are kept.
+    Values are nanoseconds or bytes. Only the last ``XLA_METRICS_SAMPLES`` (1024) samples are kept and listed;
+    number and sum count all samples. Returns None if there is no such metric.
     """
     metric = counters.all_metrics().get(name)
     if metric is None:
@@ -67,18 +68,18 @@ def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]]
 
 
 def clear_all() -> None:
-    """Forget all counters and metrics."""
+    """Reset all counters and metrics."""
     counters.clear()
 
 
 def executed_fallback_ops() -> list[str]:
-    """The operators that ran on the CPU since the counters were cleared: ``aten::name``.
+    """The operators that ran on the CPU since the counters were cleared, as ``aten::name``.
 
-    ``aten::_local_scalar_dense`` is among them where the program has read a scalar, as with torch_xla.
+    As in torch_xla, ``aten::_local_scalar_dense`` is among them if the script has read a scalar.
     """
     return [name for name in counters.all_counters() if name.startswith("aten::")]
 
 
 def counter_increment(name: str, by: int = 1) -> None:
-    """Add to a counter of one's own."""
+    """Add ``by`` (default: 1) to the counter ``name``, which is created if there is none."""
     counters.increment(name, by)

@@ -1,7 +1,7 @@
-"""``torch_xla.debug.metrics_compare_utils``: reads metrics reports and compares two series of them.
+"""``torch_xla.debug.metrics_compare_utils``: reads metrics reports, and compares a report with earlier ones.
 
-Reads the text of ``metrics_report()``, of torch_xla's releases (``Counter:`` in place of
-``Accumulator:`` in the oldest) as of this project.
+It reads the texts of ``metrics_report()`` of this project and of torch_xla's releases, the oldest of which write
+``Counter:`` instead of ``Accumulator:``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Point = dict[str, float]
 
 
 def parse_value(text: str) -> float:
-    """A number of a report: seconds for a time, bytes for a size. Raises ValueError for the rest."""
+    """The number in a report's ``text``: seconds for a time, bytes for a size. Raises ValueError for others."""
     text = text.strip().removesuffix("/ second").strip()
     if size := _BYTES.fullmatch(text):
         return float(size[1]) * _SIZES[size[2]]
@@ -34,10 +34,10 @@ def parse_value(text: str) -> float:
 
 
 def parse_metrics_report(report: str) -> Point:
-    """Data points of one report, by ``Name__Field``: ``CompileTime__TotalSamples``,
-    ``CompileTime__Percentile_50_sec``, ``MarkStep__Value``.
+    """The data points of one report, by ``Name__Field``, for example ``CompileTime__TotalSamples``.
 
-    Fields whose unit is seconds or bytes end with ``_sec`` or ``_mb`` (1024 * 1024 bytes).
+    The names of times end with ``_sec`` and those of sizes with ``_mb`` (1024 * 1024 bytes), for example
+    ``CompileTime__Percentile_50_sec``.
     """
     points: Point = {}
     name = ""
@@ -68,7 +68,7 @@ def _scaled(text: str) -> float:
 
 
 def get_data_points_from_metrics_reports(reports: Iterable[str]) -> dict[str, list[float]]:
-    """The data points of several reports, by name, in the reports' order."""
+    """The data points of several reports, by name: a list of values in the order of the reports."""
     series: dict[str, list[float]] = {}
     for report in reports:
         for name, value in parse_metrics_report(report).items():
@@ -81,27 +81,28 @@ def compare_metrics(
     metrics_report: str,
     config: Mapping[str, object] | None = None,
 ) -> str:
-    """What in ``metrics_report`` is out of bounds against former ``data_points``; empty if nothing.
+    """The values in ``metrics_report`` that are too high compared with earlier ``data_points``, one per line.
 
-    ``config``: ``base_expression`` (default ``v <= v_mean + (v_stddev * 2.0)``, where only ``v_mean``,
-    ``v_stddev`` and ``v`` may stand, as comparisons and sums of products), and ``base_blacklist``, a list of
-    regular expressions of names that are not compared.
+    Empty if there are none. ``config`` may have ``base_expression``, the condition that values must meet (default:
+    ``v <= v_mean + (v_stddev * 2.0)``; other conditions must have the same form, with another factor or without
+    ``v_stddev``), and ``base_blacklist``, a list of regular expressions of names that are not compared. Raises
+    ValueError for another form of ``base_expression``.
     """
     settings = dict(config or {})
     factor = _factor(str(settings.get("base_expression", "v <= v_mean + (v_stddev * 2.0)")))
     skipped = [re.compile(str(p)) for p in _as_list(settings.get("base_blacklist"))]
     lines = []
     for name, value in parse_metrics_report(metrics_report).items():
-        known = data_points.get(name)
-        if known is None or any(p.search(name) for p in skipped):
+        earlier = data_points.get(name)
+        if earlier is None or any(p.search(name) for p in skipped):
             continue
-        mean = statistics.fmean(known)
-        deviation = statistics.pstdev(known)
+        mean = statistics.fmean(earlier)
+        deviation = statistics.pstdev(earlier)
         bound = mean + deviation * factor
         if value > bound:
             lines.append(
                 f"{name}: {value:g} is above {bound:g} (mean {mean:g}, standard deviation "
-                f"{deviation:g} of {len(known)} reports)"
+                f"{deviation:g} of {len(earlier)} reports)"
             )
     return "\n".join(lines) + ("\n" if lines else "")
 
@@ -110,11 +111,12 @@ _EXPRESSION: Final = re.compile(
     r"v\s*<=?\s*v_mean\s*(?:\+\s*\(?\s*v_stddev\s*\*\s*(?P<factor>\d+(?:\.\d+)?)\s*\)?)?"
 )
 MSG_EXPRESSION: Final = (
-    "base_expression {text!r} is not understood; the form is 'v <= v_mean + (v_stddev * 2.0)'"
+    "cannot read base_expression {text!r}; its form must be 'v <= v_mean + (v_stddev * 2.0)'"
 )
 
 
 def _factor(expression: str) -> float:
+    """The factor of ``v_stddev`` in a condition, 0 if it is not there."""
     match = _EXPRESSION.fullmatch(expression.strip())
     if match is None:
         raise ValueError(MSG_EXPRESSION.format(text=expression))

@@ -1,7 +1,7 @@
-"""``torch_xla.debug.model_comparator``: values of two runs, saved where the script says, side by side.
+"""``torch_xla.debug.model_comparator``: saves values in two runs of a script, and compares them.
 
-``save`` writes a tensor to ``SAVE_DIR/[step-STEP/]NAME.N``, N counting the saves of one name in a step;
-``compare`` reads two such folders. Names of files and texts of reports are torch_xla 2.9's.
+``save`` writes a tensor to ``SAVE_DIR/[step-STEP/]NAME.N``, where N counts the saves of one name in a step.
+``compare`` reads two such folders. File names and reports are those of torch_xla 2.9.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _saving = _Saving()
 
 
 def configure(save_dir: str | os.PathLike[str] | None) -> None:
-    """Save to this folder from now on; None: to the one that ``MODELCMP_SAVEDIR`` names, if any."""
+    """Let ``save`` write to ``save_dir`` from now on; with None, to the folder in ``MODELCMP_SAVEDIR``, if set."""
     global _saving
     _saving = _Saving(save_dir)
 
 
 def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> torch.Tensor:
-    """Save a tensor's value under ``name`` and return the tensor; does nothing without a folder.
+    """Save the value of ``tensor`` under ``name``, and return the tensor. Without a folder, save nothing.
 
-    Without a name it is the caller's line (``train.py.l12``). With several processes all of them call
-    this, and the first one writes.
+    With ``name`` None, the name is the caller's line (``train.py.l12``). ``step`` is the number of the step, or
+    None (default). In a job, all processes must call this, and the first one writes.
     """
     folder = _saving.folder or settings.MODELCMP_SAVEDIR.get()
     if not folder:
@@ -72,10 +72,10 @@ def compare(
     atol: float = ATOL,
     max_diffs: int = MAX_DIFFS,
 ) -> str:
-    """What differs between two folders of saved tensors; empty if nothing does.
+    """The differences between two folders of saved tensors, as text; empty if there are none.
 
-    Tensors in only one of them are named, others go through ``tensor_file_compare``. Raises
-    NotADirectoryError for a folder that is none.
+    It names tensors that are in only one folder, and compares the others by ``tensor_file_compare`` with the same
+    ``rtol``, ``atol`` and ``max_diffs``. Raises NotADirectoryError if a folder does not exist.
     """
     first, second = _saved(Path(save_dir1)), _saved(Path(save_dir2))
     report = [f"Mismatch: {name} not in {save_dir2}\n" for name in first if name not in second]
@@ -93,9 +93,12 @@ def tensor_file_compare(
     atol: float = ATOL,
     max_diffs: int = MAX_DIFFS,
 ) -> str:
-    """What differs between two saved tensors, under a line that names them; empty if nothing does."""
-    one, other = torch.load(path1), torch.load(path2)
-    differences = compare_tensors(one, other, rtol, atol, max_diffs)
+    """The differences between two saved tensors, below a line with their name; empty if there are none.
+
+    ``rtol``, ``atol`` and ``max_diffs`` are those of ``compare_tensors``.
+    """
+    first, second = torch.load(path1), torch.load(path2)
+    differences = compare_tensors(first, second, rtol, atol, max_diffs)
     if not differences:
         return ""
     path = Path(path1)
@@ -113,10 +116,10 @@ def compare_tensors(
     atol: float = ATOL,
     max_diffs: int = MAX_DIFFS,
 ) -> str:
-    """The places where two CPU tensors differ, the largest difference first; empty if none does.
+    """The elements in which two CPU tensors differ, largest difference first; empty if there are none.
 
-    Values differ where they are further apart than ``atol`` and than ``rtol`` times the larger
-    magnitude, or where only one of them is NaN.
+    Two elements differ if they are further apart than ``atol`` (default: 1e-8) and than ``rtol`` (default: 1e-5)
+    times the larger magnitude, or if only one of them is NaN. At most ``max_diffs`` (default: 25) are listed.
     """
     if tensor1.shape != tensor2.shape:
         return f"Tensors have different shape: {list(tensor1.shape)} vs. {list(tensor2.shape)}\n"

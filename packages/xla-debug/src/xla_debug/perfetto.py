@@ -1,9 +1,9 @@
-"""Profiles for Perfetto: what the runtime records, and rows of modules and operators below each device row.
+"""Profiles for Perfetto: adds rows of modules and operators below each device row of the runtime's profile.
 
 The runtime names its events after the compiled program's instructions (``fusion.3``). TensorBoard's profile plugin
-derives rows of modules and operators from the program's metadata; Perfetto does not, so they are written into its
-file: one slice for each module, in it one for each submodule, and in those the operators, on the time axis of the
-instructions.
+derives rows of modules and operators from the program's metadata. Perfetto does not, so that the rows are written
+into its file: one slice for each module, inside it one for each submodule, and inside these the operators, at the
+times of their instructions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from xla_core.extension_api import programs
 
 ROW: Final = "{}: modules and operators"
-"""What the derived row below a device's row is called."""
+"""The name of the derived row below a device's row."""
 
 _INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.M)
 _OPERATOR: Final = re.compile(r"^\w+\.\w+(\.\w+)?$")
@@ -29,15 +29,15 @@ Event = dict[str, Any]
 
 
 def instruction_scopes(hlo: str) -> dict[str, str]:
-    """From the names of a compiled module's instructions to the scopes in their metadata.
+    """The scopes in the metadata of a compiled module's instructions, by the names of the instructions.
 
-    ``{"dot.3": "Net/fc1/aten.mm.default/dot_general"}``; the program's name is left out.
+    For example ``{"dot.3": "Net/fc1/aten.mm.default/dot_general"}``. The name of the program is left out.
     """
     return {name: scope.partition("/")[2] or scope for name, scope in _INSTRUCTION.findall(hlo)}
 
 
 def levels(scope: str) -> tuple[str, ...]:
-    """The slices of a scope, outermost first, down to its operator; what jax made of that is left out.
+    """The modules of a scope, outermost first, and its operator, without jax's primitives inside the operator.
 
     ``"Net/fc1/aten.mm.default/dot_general"`` has ``("Net", "fc1", "aten.mm.default")``.
     """
@@ -50,9 +50,9 @@ def levels(scope: str) -> tuple[str, ...]:
 
 
 def add_scopes(path: Path) -> None:
-    """Write scopes and the rows derived from them into a ``.trace.json.gz`` file.
+    """Add scopes, and the rows derived from them, to a ``.trace.json.gz`` file.
 
-    The metadata block, which Perfetto's reader of JSON refuses, is left out.
+    Removes the metadata block, which Perfetto's JSON reader refuses.
     """
     with gzip.open(path, "rt") as file:
         content = json.load(file)
@@ -64,17 +64,17 @@ def add_scopes(path: Path) -> None:
 
 
 def _label(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
-    """Give device events their scope and operator; those that have one, by process and thread."""
-    known = {p.name: p for p in programs.all_programs()}
+    """Add scope and operator to the device events that have one, and return these by process and thread."""
+    by_name = {p.name: p for p in programs.all_programs()}
     scopes: dict[str, Mapping[str, str]] = {}
     by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in events:
         arguments = event.get("args") or {}
         module = arguments.get("hlo_module")
-        if module not in known:
+        if module not in by_name:
             continue
         if module not in scopes:
-            scopes[module] = instruction_scopes(known[module].executable.optimized_hlo())
+            scopes[module] = instruction_scopes(by_name[module].executable.optimized_hlo())
         scope = scopes[module].get(arguments.get("hlo_op", ""))
         if scope:
             arguments["scope"] = scope
@@ -84,8 +84,8 @@ def _label(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
 
 
 def _rows(events: Iterable[Event], labelled: dict[tuple[int, int], list[Event]]) -> list[Event]:
-    """A row for each thread with labelled events: its name, its place below that thread, and its slices."""
-    facts = {
+    """The events of a row for each thread with labelled events: name, place below the thread, and slices."""
+    metadata = {
         (e["pid"], e["tid"], e["name"]): e["args"] for e in events if "tid" in e and e["ph"] == "M"
     }
     used = {e["tid"] for e in events if "tid" in e}
@@ -93,24 +93,24 @@ def _rows(events: Iterable[Event], labelled: dict[tuple[int, int], list[Event]])
     for (pid, tid), slices in labelled.items():
         row = max(used) + 1
         used.add(row)
-        thread = facts.get((pid, tid, "thread_name"), {"name": tid})["name"]
-        order = facts.get((pid, tid, "thread_sort_index"), {"sort_index": tid})
-        named = {"thread_name": {"name": ROW.format(thread)}, "thread_sort_index": order}
+        thread = metadata.get((pid, tid, "thread_name"), {"name": tid})["name"]
+        order = metadata.get((pid, tid, "thread_sort_index"), {"sort_index": tid})
+        of_row = {"thread_name": {"name": ROW.format(thread)}, "thread_sort_index": order}
         rows += [
-            {"ph": "M", "pid": pid, "tid": row, "name": n, "args": a} for n, a in named.items()
+            {"ph": "M", "pid": pid, "tid": row, "name": n, "args": a} for n, a in of_row.items()
         ]
         rows += [{**slice_, "pid": pid, "tid": row} for slice_ in _slices(slices)]
     return rows
 
 
 def _slices(events: list[Event]) -> list[Event]:
-    """Nested slices, outer ones first: what follows each other in one module, or one operator, is one."""
+    """Nested slices, outer ones first. Consecutive events of the same module, or operator, share a slice."""
     slices: list[Event] = []
     stack: list[Event] = []
     covered, run = float("-inf"), None
     for event in sorted(events, key=lambda e: (e["ts"], -e.get("dur", 0))):
         begin, end = event["ts"], event["ts"] + event.get("dur", 0)
-        if begin < covered:  # an instruction inside of another, which stands for both
+        if begin < covered:  # an instruction inside another one, which has a slice already
             continue
         covered = end
         if event["args"].get("run_id") != run:

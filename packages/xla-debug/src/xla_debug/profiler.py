@@ -1,8 +1,8 @@
 """``torch_xla.debug.profiler`` (xp): profiles that TensorBoard's profile plugin and Perfetto open.
 
-The recording is jaxlib's, without starting any of jax's own backends. Operations carry the user's
-module scopes: in the HLO of the profile, and in the trace that Perfetto reads as ``scope`` of each
-device event and as rows of modules and operators (``perfetto``).
+jaxlib's profiler records them, without starting any of jax's own backends. The user's module scopes are in the HLO
+of a profile, and in the file for Perfetto: as ``scope`` of each device event, and as rows of modules and operators
+(``perfetto``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from xla_core.extension_api import profiler, runtime, training
 from xla_debug import perfetto, remote_profile
 from xla_debug.stacks import stack_frames
 
-MSG_RUNNING: Final = "a profile is being recorded already; stop_trace() ends it"
-MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) begins one"
+MSG_RUNNING: Final = "a profile is being recorded already; call stop_trace() first"
+MSG_NOT_RUNNING: Final = "no profile is being recorded; call start_trace(log_dir) first"
 
 
 class _State:
@@ -35,7 +35,7 @@ class _State:
 
 
 class TraceMe:
-    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
+    """A context manager whose block is a span called ``name`` in profiles, which show ``kwargs`` with it."""
 
     def __init__(self, name: str, **kwargs: object) -> None:
         self.name = name
@@ -57,10 +57,7 @@ class TraceMe:
 
 
 class Trace(TraceMe):
-    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
-
-    ``kwargs`` are shown with the span.
-    """
+    """A ``TraceMe`` whose ``name`` is also the outermost scope of the operations that are recorded in the block."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -78,9 +75,9 @@ class Trace(TraceMe):
 
 
 class StepTrace(Trace):
-    """A span around one step, which it ends: leaving the block calls ``torch_xla.sync()``.
+    """A ``Trace`` around one step. Leaving the block without an error ends the step, by ``torch_xla.sync()``.
 
-    ``step_num=N`` lets TensorBoard group events by step. Within the block only.
+    TensorBoard groups events by step if ``step_num=N`` is passed.
     """
 
     def __init__(self, name: str, **kwargs: object) -> None:
@@ -100,7 +97,7 @@ class StepTrace(Trace):
 
 
 def trace_me(scope: str) -> object:
-    """A decorator, or a ``with`` block: what runs inside is a span ``scope`` in profiles."""
+    """A decorator or context manager: the function or block is a ``Trace`` called ``scope``."""
     return _Span(scope)
 
 
@@ -118,12 +115,12 @@ class _Span(contextlib.ContextDecorator):
 
 
 def set_tracer_marked_step(value: bool) -> None:
-    """Say whether leaving a ``StepTrace`` has ended the step, for loaders that would end it too."""
+    """Store whether leaving a ``StepTrace`` has ended the step, for loaders that would end it too."""
     _State.marked_step = value
 
 
 def get_tracer_marked_step() -> bool:
-    """What ``set_tracer_marked_step`` was given last."""
+    """The last value passed to ``set_tracer_marked_step``; True by default."""
     return _State.marked_step
 
 
@@ -131,19 +128,22 @@ def get_tracer_marked_step() -> bool:
 
 
 def start_trace(log_dir: str) -> None:
-    """Begin to record; ``stop_trace`` writes below ``log_dir``. Raises RuntimeError if one is running."""
+    """Start recording a profile, which ``stop_trace`` writes below ``log_dir``.
+
+    Raises RuntimeError if a profile is being recorded already.
+    """
     with _State.lock:
         if _State.session is not None:
             raise RuntimeError(MSG_RUNNING)
-        runtime.client()  # its threads must be there to be seen
+        runtime.client()  # its threads must exist to be recorded
         _State.session = profiler.profiler_session()
         _State.folder = Path(log_dir)
 
 
 def stop_trace() -> None:
-    """Write the profile to ``LOG_DIR/plugins/profile/TIME/``: an xplane file and one for Perfetto.
+    """Stop recording, and write the profile to ``LOG_DIR/plugins/profile/TIME/``: an xplane and a Perfetto file.
 
-    Raises RuntimeError if none is recorded.
+    Raises RuntimeError if no profile is being recorded.
     """
     with _State.lock:
         session, folder = _State.session, _State.folder
@@ -154,35 +154,44 @@ def stop_trace() -> None:
 
 
 def _export(session: object, folder: Path) -> None:
-    began = time.time() - 2  # file systems with whole seconds
+    before = _perfetto_files(folder)
     profiler.profiler_export(session, str(folder))
-    for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
-        if path.stat().st_mtime >= began:
+    for path, version in _perfetto_files(folder).items():
+        if (
+            before.get(path) != version
+        ):  # not a file of an earlier profile, which has its scopes already
             perfetto.add_scopes(path)
+
+
+def _perfetto_files(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """The files for Perfetto below ``folder``, each with numbers that change when it is written."""
+    paths = (folder / "plugins" / "profile").glob("*/*.trace.json.gz")
+    stats = [(path, path.stat()) for path in paths]
+    return {path: (stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats}
 
 
 # -- servers --------------------------------------------------------------------------------------
 
 
 def start_server(port: int, only_on_master: bool = True) -> object | None:
-    """Let TensorBoard and ``trace`` record this process through ``port``; returns the server.
+    """Start a server through which TensorBoard and ``trace`` record this process, at ``port``, and return it.
 
-    With several processes and ``only_on_master`` only the first has one; the others get None. A process has
-    one server: where it has one already, that goes on for the same port, and ends for another one.
+    With ``only_on_master`` (default: True), only the first process of a host starts one, and the others return
+    None. A process has one server: a second call returns it if the port is the same, and otherwise replaces it.
     """
     if only_on_master and runtime.started() and not runtime.is_master_ordinal(local=True):
         return None
     with _State.lock:
         if _State.server is not None and _State.port == port:
             return _State.server
-        _State.server = None  # it ends with its last reference
+        _State.server = _State.port = None  # the server ends with its last reference
         _State.server = profiler.profiler_server(port)
         _State.port = port
         return _State.server
 
 
 def stop_server() -> None:
-    """End the server of ``start_server``, if there is one."""
+    """Stop the server of ``start_server``, if there is one."""
     with _State.lock:
         _State.server = _State.port = None
 
@@ -198,16 +207,21 @@ def trace(
     timeout_s: int = 120,
     interval_s: int = 5,
 ) -> None:
-    """Record the process that serves at ``service_addr`` (``host:port``) and write below ``logdir``.
+    """Record a profile of the process that serves at ``service_addr`` (``host:port``), and write it to ``logdir``.
 
-    Blocks for ``delay_ms`` + ``duration_ms``. This process's own server is recorded without the network;
-    another's needs grpcio (``pip install xla-debug[remote]``). Raises RuntimeError when that fails
-    ``num_tracing_attempts`` times, ``interval_s`` seconds apart, ValueError for an address without port.
+    Waits ``delay_ms`` milliseconds (default: 0), and then records for ``duration_ms`` (default: 1000). If the
+    server is this process's own, nothing is sent over the network. Otherwise it needs grpcio (``pip install
+    xla-debug[remote]``), makes up to ``num_tracing_attempts`` attempts (default: 3) that are ``interval_s`` seconds
+    apart (default: 5), and waits up to ``timeout_s`` seconds (default: 120) for each. ``host_tracer_level``
+    (default: 2) is the level of detail on the host; ``device_tracer_level`` has no effect.
+
+    Raises ValueError if ``service_addr`` has no port, ImportError without grpcio, and RuntimeError if all attempts
+    fail.
     """
     host, separator, port = service_addr.rpartition(":")
     if not separator or not port.isdecimal():
         raise ValueError(f"service_addr is {service_addr!r}; give host:port")
-    del device_tracer_level  # devices record all or nothing
+    del device_tracer_level  # devices record everything or nothing
     time.sleep(delay_ms / 1000)
     if _State.port == int(port) and host in ("localhost", "127.0.0.1", "[::1]"):
         start_trace(logdir)
@@ -226,9 +240,9 @@ def trace(
 
 
 def trace_detached(*args: object, **kwargs: object) -> threading.Thread:
-    """``trace`` in a thread of its own, which is returned: the script goes on meanwhile.
+    """Run ``trace`` with these arguments in a new thread, and return the thread.
 
-    A process does not end before what was recorded is written.
+    The process does not end before the profile is written.
     """
     thread = threading.Thread(target=trace, args=args, kwargs=kwargs, name="xla-profile")
     thread.start()

@@ -1,4 +1,4 @@
-"""``_XLAC.profiler``: the objects that ``torch_xla.debug.profiler`` is made of in torch_xla."""
+"""``_XLAC.profiler``: the names with which torch_xla implements ``torch_xla.debug.profiler``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xla_debug import profiler
 from xla_debug.profiler import TraceMe as TraceMe
 from xla_debug.stacks import stack_frames
 
-MSG_EXPORT: Final = "the session has ended; one session exports one profile"
+MSG_EXPORT: Final = "the session has ended; a session gives one profile only"
 
 
 class ProfilerServer:
-    """A server through which others record this process; it ends with the last reference to it."""
+    """A server through which other processes record this one; it stops with the last reference to it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -27,7 +27,10 @@ class ProfilerServer:
 
 
 def start_server(port: int) -> ProfilerServer:
-    """Let TensorBoard and ``trace`` record this process through ``port``; keep the result."""
+    """Start a server through which TensorBoard and ``trace`` record this process, at ``port``.
+
+    It stops when the returned object is released.
+    """
     return ProfilerServer(port)
 
 
@@ -40,10 +43,10 @@ def trace(
     interval_s: int = 5,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Record the process that serves at ``service_addr`` and write below ``logdir``.
+    """Record a profile of the process whose server is at ``service_addr``, and write it to ``logdir``.
 
-    ``options`` may have ``host_tracer_level``, ``device_tracer_level`` and ``delay_ms``, see
-    ``torch_xla.debug.profiler.trace``.
+    ``options`` may have ``host_tracer_level``, ``device_tracer_level`` and ``delay_ms``. They and the other
+    parameters are those of ``torch_xla.debug.profiler.trace``.
     """
     chosen = {
         name: int(value)
@@ -62,7 +65,10 @@ def trace(
 
 
 class ScopePusher:
-    """A scope that operations recorded carry, as their outermost, from when this is made until it is gone."""
+    """Makes ``name`` the outermost scope of operations that are recorded until ``close``.
+
+    Releasing the object closes it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,7 +88,7 @@ class ScopePusher:
 
 @contextlib.contextmanager
 def scope_pusher(name: str) -> Iterator[None]:
-    """Operations recorded in the block carry ``name`` as their outermost scope."""
+    """A context manager: ``name`` is the outermost scope of operations that are recorded in the block."""
     pushed = ScopePusher(name)
     try:
         yield
@@ -91,20 +97,20 @@ def scope_pusher(name: str) -> Iterator[None]:
 
 
 class TslProfilerSessionWrapper:
-    """A recording that begins when this is made; ``export(folder, ...)`` or ``stop()`` ends it."""
+    """The recording of a profile. It begins at once; ``export(folder)`` or ``stop()`` ends it."""
 
     def __init__(self) -> None:
         self._session: object = profiler_session()
 
     def stop(self) -> bytes:
-        """End the recording; the profile as a serialized XSpace. Raises RuntimeError the second time."""
+        """End the recording, and return the profile as a serialized XSpace. Raises RuntimeError if it has ended."""
         content: bytes = self._ended().stop()
         return content
 
     def export(self, tensorboard_dir: str) -> None:
-        """End the recording and write it below ``tensorboard_dir``, as TensorBoard's plugin reads it.
+        """End the recording, and write the profile below ``tensorboard_dir`` for TensorBoard's plugin.
 
-        Raises RuntimeError the second time.
+        Raises RuntimeError if it has ended.
         """
         profiler_export(self._ended(), tensorboard_dir)
 

@@ -1,7 +1,7 @@
-"""Why did it compile? Compares every new program with the nearest one known, and keeps the answers.
+"""Explains why programs are compiled, by comparing each new program with the most similar known one.
 
-Nothing runs per operation or per step that repeats: the comparison is made when a program is missing,
-which costs far more anyway.
+Nothing runs for operations, or for steps that repeat: the comparison is made only when a program is missing, and
+compiling it takes far longer.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ from xla_debug.steps.recompile_text import Cause, Explanation, operator_text, pl
 
 logger = logging.getLogger(__name__)
 
-# The programs that a new one is compared with; in a loop that always recompiles, the latest do.
+# The number of latest programs with which a new one is compared; in a loop that always recompiles, these suffice.
 COMPARED: Final = 64
-# Explanations, names of programs that were forgotten, and programs in the making that are kept.
+# The most explanations, and the most names of evicted programs, that are kept.
 KEPT: Final = 4096
+# The most programs that are being compiled at once.
 IN_THE_MAKING: Final = 32
-# Less in common than this part of both, and two programs have nothing to do with each other.
+# Programs that share a smaller part of their operators than this are not compared.
 ALIKE: Final = 0.5
-# A step whose last operators, this number of them, agree with another's is the rest of that one.
+# If this number of last operators agree, a shorter step counts as the end of a longer one.
 _TAIL: Final = 20
-# Programs of fewer operators may be in another by chance.
+# A program with fewer operators may be contained in another one by chance.
 _WHOLE_STEP: Final = 12
-# A cause that comes back so often at one line is told without being asked.
+# The numbers of programs with the same cause and line at which a warning is logged.
 TOLD_AT: Final = (3, 10, 100)
 
 MSG_AGAIN: Final = (
-    "compiled %d programs for one reason: %s at %s. The last: %s. Advice: %s. All of them: "
+    "compiled %d programs for the same reason: %s at %s. The last: %s. Advice: %s. All of them: "
     "xla_debug.recompile.report()"
 )
 TEXT_EARLY: Final = (
-    "a value was needed here, so the {count} operations recorded before it ran as a program of "
-    "their own"
+    "a value was needed here, so the {count} operations recorded before it ran as a separate "
+    "program"
 )
 TEXT_REST: Final = "the rest of a step whose beginning ran at this line, where a value was needed"
 MSG_LIMIT: Final = "this block may make {limit} new program{s} and needs one more. {report}"
 
 
 class RecompilationError(RuntimeError):
-    """A program was missing where no more may be compiled; ``explanation`` says why it was."""
+    """A new program is needed where no more may be compiled; ``explanation`` says why it is needed."""
 
     def __init__(self, text: str, explanation: Explanation) -> None:
         super().__init__(text)
@@ -70,7 +71,12 @@ class RecompilationError(RuntimeError):
 
 @dataclasses.dataclass
 class Known:
-    """A program that exists, as far as comparing needs it."""
+    """What is kept of a program to compare others with it.
+
+    ``last`` is the last entry of its step, ``outputs`` are the value numbers of its results, and ``histogram``
+    counts its operators. ``after`` is set if the program runs the rest of a step whose beginning ran before.
+    ``line`` is the user's line that made it run.
+    """
 
     name: str
     last: Entry
@@ -81,53 +87,61 @@ class Known:
 
 
 class Cut(NamedTuple):
-    """What ran the beginning of a step before its end: the line that read something, and what it read."""
+    """Where a step was cut in two: the line that made its beginning run, and the cause."""
 
     line: Frame | None
     cause: SyncCause
 
 
+@dataclasses.dataclass(eq=False)
+class _Limit:
+    """A block of ``limit``: the number of new programs that it may need, and the number that it needed so far."""
+
+    most: int
+    needed: int = 0
+
+
 class _History:
-    """What was compiled in this process: the latest programs, and why the latest of them were made."""
+    """The programs that this process made last, and the explanations why they were made."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.known: collections.deque[Known] = collections.deque(maxlen=COMPARED)
         self.explanations: collections.deque[Explanation] = collections.deque(maxlen=KEPT)
         self.counts: caches.Bounded[tuple[Cause, str, int], int] = caches.Bounded("told causes")
-        # Programs that reading a value in the middle of a step made, with the line that read it.
+        # The programs of beginnings of steps, which ran because a value was read, with the line that read it.
         self.early: dict[str, Cut] = {}
         self.evicted: dict[str, None] = {}
-        # Per device index: what ran the beginning of the step in hand.
+        # For each device index, where the beginning of the current step was cut off.
         self.split: dict[int, Cut] = {}
-        # Whether the user has ended a step: without that there is no middle of one.
+        # Whether the user has ended a step: only then can a value be read in the middle of one.
         self.marked = False
-        # By the names of programs and the indices of devices; several may be in the making.
+        # The programs that are being made, by name and device index.
         self.pending: dict[tuple[str, int], tuple[Known, Explanation]] = {}
-        self.limits: list[list[int]] = []
+        self.limits: list[_Limit] = []
 
 
 _history = _History()
 
 
 def explanations() -> list[Explanation]:
-    """Why each program of this process was made (the last ``KEPT`` of them), oldest first.
+    """The explanations why this process made its programs (the last ``KEPT`` of them), oldest first.
 
-    Programs are waited for that are still being compiled.
+    Waits for programs that are still being compiled.
     """
     runtime.settle()
     return list(_history.explanations)
 
 
 def summary() -> dict[Cause, int]:
-    """How many programs were made for each cause, the most frequent first; waits as ``explanations``."""
+    """The number of programs for each cause, the most frequent first. Waits as ``explanations`` does."""
     runtime.settle()
     counted = Counter(e.cause for e in _history.explanations)
     return dict(counted.most_common())
 
 
 def report() -> str:
-    """The summary by cause, then every explanation; empty if nothing was compiled."""
+    """The summary by cause, and all explanations, as text; empty if no program was made."""
     runtime.settle()
     if not _history.explanations:
         return ""
@@ -136,7 +150,7 @@ def report() -> str:
 
 
 def clear() -> None:
-    """Forget all explanations; the programs themselves stay known."""
+    """Drop all explanations. New programs are still compared with the earlier ones."""
     with _history.lock:
         _history.explanations.clear()
         _history.counts.clear()
@@ -144,51 +158,52 @@ def clear() -> None:
 
 @contextlib.contextmanager
 def limit(max_different_graphs: int = 0) -> Iterator[None]:
-    """Inside the block, RecompilationError when more new programs are needed than this.
+    """A context manager that raises RecompilationError if the block needs too many new programs.
 
-    The error is raised at the line that runs the step, before anything is compiled, and says why the
-    program is new. What was recorded stays pending. Raises ValueError below 0.
+    ``max_different_graphs`` (default: 0) is the number of new programs that it may need. The error is raised at the
+    line that runs the step, before anything is compiled, and says why the program is new; the recorded operations
+    stay pending. Raises ValueError if ``max_different_graphs`` is negative.
     """
     if max_different_graphs < 0:
         raise ValueError(f"max_different_graphs is {max_different_graphs}; give 0 or more")
-    mine = [max_different_graphs, 0]
-    _history.limits.append(mine)
+    block = _Limit(max_different_graphs)
+    _history.limits.append(block)
     try:
         yield
     finally:
-        _history.limits.remove(mine)
+        _history.limits.remove(block)
 
 
 def no_recompile() -> contextlib.AbstractContextManager[None]:
-    """Inside the block, RecompilationError for every program that is not known yet."""
+    """A context manager that raises RecompilationError if the block needs a new program."""
     return limit(0)
 
 
-# -- what the core tells ------------------------------------------------------------------------
+# -- events of the core -------------------------------------------------------------------------
 
 
 def on_missing(
     trace: Any, name: str, entries: Sequence[Entry], outputs: tuple[int, ...]
 ) -> Explanation:
-    """A step has no program: find out why, and refuse it inside ``limit``."""
+    """Explain why a step has no program yet. Raises RecompilationError if a block of ``limit`` allows none."""
     index = trace.device.index
     with _history.lock:
         known, explanation = _explain(name, entries, outputs, index)
-        for mine in _history.limits:
-            if mine[1] >= mine[0]:
+        for block in _history.limits:
+            if block.needed >= block.most:
                 text = MSG_LIMIT.format(
-                    limit=mine[0], s="s" * (mine[0] != 1), report=explanation.report()
+                    limit=block.most, s="s" * (block.most != 1), report=explanation.report()
                 )
                 raise RecompilationError(text, explanation)
-            mine[1] += 1
+            block.needed += 1
         _history.pending[name, index] = (known, explanation)
-        while len(_history.pending) > IN_THE_MAKING:  # those of which nothing became
+        while len(_history.pending) > IN_THE_MAKING:  # programs that failed to compile stay here
             del _history.pending[next(iter(_history.pending))]
     return explanation
 
 
 def on_made(trace: Any, program: Any) -> None:
-    """The missing program is there: keep why it was made."""
+    """Keep the explanation of a program that was missing and is made now, and warn if its cause recurs."""
     with _history.lock:
         pending = _history.pending.pop((program.name, trace.device.index), None)
         if pending is None:
@@ -210,13 +225,13 @@ def on_made(trace: Any, program: Any) -> None:
 
 
 def on_requested(trace: Any, program: Any) -> None:
-    """A program runs; what follows one that a value was read from is the rest of a step."""
+    """A program is going to run. If it is the beginning of a step, the next one is the rest of that step."""
     if program.name in _history.early:
         _history.split[trace.device.index] = _history.early[program.name]
 
 
 def on_evicted(program: Any) -> None:
-    """A program was forgotten to make room for others: it may have to be made again."""
+    """A program was evicted to make room for others: it may have to be made again."""
     with _history.lock:
         _history.early.pop(program.name, None)
         _history.evicted[program.name] = None
@@ -225,11 +240,11 @@ def on_evicted(program: Any) -> None:
 
 
 def on_forgotten(trace: Any) -> None:
-    """All steps of a device are dropped: what is kept of one would keep all of them."""
+    """All steps of a device were dropped: release their entries, each of which keeps the whole tree alive."""
     with _history.lock:
-        left = [known for known in _history.known if _root(known.last) is not trace.root]
+        others = [known for known in _history.known if _root(known.last) is not trace.root]
         _history.known.clear()
-        _history.known.extend(left)
+        _history.known.extend(others)
         for key, (known, _) in list(_history.pending.items()):
             if _root(known.last) is trace.root:
                 del _history.pending[key]
@@ -242,12 +257,12 @@ def _root(entry: Entry) -> Entry:
 
 
 def on_step_marked(index: int) -> None:
-    """The user ended a step."""
+    """The user has ended a step on the device with this index."""
     _history.marked = True
     _history.split.pop(index, None)
 
 
-# -- finding the nearest ------------------------------------------------------------------------
+# -- comparing with the nearest program ---------------------------------------------------------
 
 
 def _explain(
@@ -284,9 +299,9 @@ def _alike(a: Counter[str], b: Counter[str]) -> float:
 
 
 def _compared(name: str) -> list[Known]:
-    """The programs that the one called ``name`` is compared with, oldest first: those in the making, too."""
-    making = [known for known, _ in _history.pending.values() if known.name != name]
-    return [*_history.known, *making]
+    """The programs with which the one called ``name`` is compared, oldest first, and those that are being made."""
+    being_made = [known for known, _ in _history.pending.values() if known.name != name]
+    return [*_history.known, *being_made]
 
 
 def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
@@ -309,12 +324,13 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
 def _without_peer(
     mine: Known, entries: Sequence[Entry], cause: SyncCause, stack: tuple[Frame, ...]
 ) -> Explanation:
+    """The explanation of a program to which no known one is similar."""
     first = not _compared(mine.name)
     operator = next(iter(operations_of(entries) or entries))
     text = (
         "nothing was compiled before"
         if first
-        else f"it begins with {operator_text(operator)} and is like no program before"
+        else f"it begins with {operator_text(operator)}, and no earlier program is similar"
     )
     result = Cause.FIRST if first else Cause.NEW
     place = place_of(operator)
@@ -339,11 +355,11 @@ def _cut_cause(cut: Cut) -> Cause:
 
 
 def _again(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
-    """Why a program is made that the process had, and forgot."""
+    """The explanation of a program that was evicted and is made again."""
     del _history.evicted[mine.name]
     return Explanation(
         program=mine.name, cause=Cause.EVICTED, frames=stack[:1], scope="", operator="",
-        text="the process had this program, and forgot it to make room for others",
+        text="the process had this program, and evicted it to make room for others",
         operations=count_operations(entries), position=0, nearest=mine.name,
     )  # fmt: skip
 
@@ -355,6 +371,7 @@ def _against(
     cause: SyncCause,
     stack: tuple[Frame, ...],
 ) -> Explanation:
+    """The explanation of a program by its first difference from the nearest known one."""
     old = nearest.last.path()
     difference = compare(old, entries)
     explained = words(difference)
@@ -394,23 +411,23 @@ def _against(
 def _is_cut(
     entries: Sequence[Entry], after: Cut, nearest: Known, difference: Difference, cause: Cause
 ) -> bool:
-    """Whether the program is another one because a value was read in the step that it ends."""
+    """Whether the program is new because a value was read in the middle of the step that it ends."""
     if after.cause is SyncCause.SIZE:
         return cause is Cause.SIZE
     if nearest.after is not None:
         return False
-    # the nearest may be a beginning that was cut off, with which the rest has nothing in common
+    # the nearest program may be the beginning that was cut off, with which the rest shares nothing
     apart = not count_operations(entries[: difference.position])
     return (apart and nearest.name in _history.early) or _is_rest(entries, nearest)
 
 
 def _runs(name: str) -> int:
-    """How often the program with this name has run."""
+    """The number of runs of the program with this name."""
     return next((p.runs for p in programs.all_programs() if p.name == name), 0)
 
 
 def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
-    """Whether a step's operators are how a longer one ends."""
+    """Whether a step has the last operators of a longer one."""
     mine = list(map(name_of, operations_of(entries)))
     theirs = list(map(name_of, operations_of(whole.last.path())))
     tail = min(len(mine), _TAIL)
@@ -420,6 +437,7 @@ def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
 def _results_text(
     mine: Known, nearest: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]
 ) -> tuple[str, tuple[Frame, ...]]:
+    """The description of programs that differ only in their results, and the user's lines."""
     added = sorted(set(mine.outputs) - set(nearest.outputs))
     gone = sorted(set(nearest.outputs) - set(mine.outputs))
     for vids, what in ((added, "is kept now and was not before"), (gone, "is not kept any more")):
@@ -429,4 +447,4 @@ def _results_text(
             more = f" (and {len(vids) - 1} more)" if len(vids) > 1 else ""
             frames = place.frames if place is not None and place.frames else stack[:1]
             return f"the result of {operator_text(maker)}{more} {what}", frames
-    return "the same results, but memory of other inputs is reused for them", stack[:1]
+    return "the results are the same, but they reuse the memory of other inputs", stack[:1]

@@ -1,7 +1,7 @@
-"""Asks another process's profiler server for a profile, over gRPC.
+"""Requests a profile from another process's profiler server, by gRPC.
 
-The service is the one of TensorFlow, jax and torch_xla: ``/tensorflow.ProfilerService/Profile`` with
-the messages of ``profiler_service.proto``, of which a few fields are needed.
+TensorFlow, jax and torch_xla have the same service: ``/tensorflow.ProfilerService/Profile``, with the messages of
+``profiler_service.proto``, of which a few fields are needed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ def record(
     timeout: float,
     interval: float,
 ) -> None:
-    """Have ``address`` record for ``duration_ms`` and write the xplane file below ``logdir``.
+    """Let the server at ``address`` record for ``duration_ms``, and write the xplane file below ``logdir``.
 
-    Raises ImportError without grpcio, RuntimeError when all attempts failed.
+    Makes up to ``attempts`` attempts, ``interval`` seconds apart, and waits up to ``timeout`` seconds for each.
+    ``host_level`` is the level of detail on the host. Raises ImportError without grpcio, and RuntimeError if all
+    attempts fail.
     """
     try:
         grpc = importlib.import_module("grpc")

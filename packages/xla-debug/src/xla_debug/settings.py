@@ -1,4 +1,4 @@
-"""The environment variables of debugging, each declared once."""
+"""The environment variables of this package."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ SAVE_TENSORS_FMT: Final = Flag(
     "format of that file: `text`, `dot`, `hlo` or `stablehlo`",
 )
 SAVE_GRAPH_FMT: Final = Flag(
-    "SAVE_GRAPH_FMT", _parse_format, "text", "format of `graph_saver`: `text`, `dot` or `hlo`"
+    "SAVE_GRAPH_FMT",
+    _parse_format,
+    "text",
+    "format of `graph_saver`: `text`, `dot`, `hlo` or `stablehlo`",
 )
 METRICS_FILE: Final = Flag(
     "XLA_METRICS_FILE",
@@ -80,5 +83,5 @@ FULL_TRACEBACK: Final = Flag(
 
 
 def level() -> int:
-    """How much is reported: 0 nothing, 1 compilations, 2 executions, 100 what PT_XLA_DEBUG=1 adds."""
+    """The level of reports: 0 none, 1 compilations, 2 executions as well, 100 everything (PT_XLA_DEBUG=1)."""
     return 100 if DEBUG.get() else DEBUG_LEVEL.get()

@@ -1,7 +1,7 @@
-"""Tracebacks that end at the user's line: the frames of PyTorch and of this project are left out.
+"""Tracebacks with the user's lines only, without the frames of PyTorch and of this project.
 
-Nothing is changed behind anybody's back: a ``with`` block (or a decorator) shortens the tracebacks of the errors
-that leave it, and of what caused them. Errors inside cost what they always did; nothing runs without one.
+They are shortened only where the user asks for it, by a ``with`` block or a decorator, when an error leaves the
+block or the function. Without an error, this costs nothing.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from xla_debug.stacks import stack_frames
 
 
 def shorten(error: BaseException) -> BaseException:
-    """Leave only the user's frames in an error's traceback, and in those of its causes; returns the error.
+    """Remove all but the user's frames from the tracebacks of ``error`` and of its causes, and return ``error``.
 
-    Where there is no line of the user's, a traceback stays whole; so do all with ``XLA_FULL_TRACEBACK=1``.
+    A traceback without frames of the user's stays whole. With ``XLA_FULL_TRACEBACK=1`` all do.
     """
     if settings.FULL_TRACEBACK.get():
         return error
     seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+    to_shorten: list[BaseException | None] = [error]
+    while to_shorten:
+        current = to_shorten.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(one))
-        one.__traceback__ = _of_user(one.__traceback__)
-        waiting += [one.__cause__, one.__context__]
+        seen.add(id(current))
+        current.__traceback__ = _of_user(current.__traceback__)
+        to_shorten += [current.__cause__, current.__context__]
     return error
 
 
 class short(contextlib.ContextDecorator):
-    """A block, or a decorated function: errors that leave it have the user's lines only."""
+    """A context manager or decorator: errors that leave the block or function have only the user's frames."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,13 +51,13 @@ class short(contextlib.ContextDecorator):
 
 
 def _of_user(trace: types.TracebackType | None) -> types.TracebackType | None:
-    kept = [
+    of_user = [
         entry
         for entry in _entries(trace)
         if stack_frames.is_user_file(entry.tb_frame.f_code.co_filename)
     ]
     shortened: types.TracebackType | None = None
-    for entry in reversed(kept):
+    for entry in reversed(of_user):
         shortened = types.TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return shortened or trace
 

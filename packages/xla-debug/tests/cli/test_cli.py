@@ -169,4 +169,4 @@ def test_the_doctor_says_how_to_mend(monkeypatch, capsys):
     assert "FIX packages of this project: " in out
     assert "install one release of all: pip install -U xla-core" in out
     assert "FIX numpy: not installed\n      pip install numpy\n" in out
-    assert "to mend" in out.splitlines()[-1]
+    assert "to repair" in out.splitlines()[-1]

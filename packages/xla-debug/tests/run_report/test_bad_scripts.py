@@ -52,7 +52,8 @@ for path in sorted(pathlib.Path({folder!r}).glob("*.py")):
 SECONDS = r"\d+\.\d\d s|\d+\.\d ms"
 # the title of the first advice, and what it says to write instead
 WANTED = {
-    "boolean_mask": (r"the size of masked_select's result is in the data: it was read 8 times", r"torch\.where"),
+    "boolean_mask": (r"the size of masked_select's result depends on the data: it was read 8 times",
+                     r"torch\.where"),
     "branch_on_value": (r"Python waited for a value 12 times to take a branch", r"torch\.where\(condition"),
     "changing_number": (r"5 programs compiled: changing constant", r"'p' of aten\.norm.* make it a tensor"),
     "constant_sent": (r"the same values were sent to the device 20 times", r"once, before the loop"),
@@ -67,14 +68,14 @@ WANTED = {
     "missing_sync": (r"60 optimizer steps and no torch_xla\.sync\(\): \d+ operations became one program",
                      r"add torch_xla\.sync\(\) after this line"),
     "model_made_in_first_step": (r"1 program compiled: made in the first step", r"sync\(\) once before the loop"),
-    "nonzero": (r"the size of nonzero's result is in the data: it was read 8 times", r"torch\.where"),
+    "nonzero": (r"the size of nonzero's result depends on the data: it was read 8 times", r"torch\.where"),
     "print_each_step": (r"a tensor was printed 20 times in the middle of a step", r"after torch_xla\.sync\(\)"),
     "random_in_python": (r"1 program compiled: another branch", r"`if random\.random\(\) < 0\.5:.*torch\.where"),
     "roll_shift": (r"7 programs compiled: changing constant", r"'shifts' of aten\.roll.*index_select"),
     "sequence_length": (r"5 programs compiled: shape of an input", r"dimension 1 went from 24 to 30.*buckets"),
     "several_syncs": (r"3 torch_xla\.sync\(\) in each optimizer step, 2 too many \(line 16, 18\)", r"line 20"),
     "slice_bound": (r"7 programs compiled: Python number in a shape", r"'end' of aten\.slice.*mask"),
-    "unique": (r"the size of unique's result is in the data: it was read 8 times", r"bincount"),
+    "unique": (r"the size of unique's result depends on the data: it was read 8 times", r"bincount"),
     "unrolled_loop": (r"a loop of 70 rounds is \d+ of \d+ operations of a program", r"scan\.scan"),
 }  # fmt: skip
 # what these do is right: nothing is to be blamed

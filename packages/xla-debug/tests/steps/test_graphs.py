@@ -186,12 +186,20 @@ def test_other_tensors_are_refused():
         _XLAC._get_xla_tensors_text([torch.ones(2)])
 
 
-@pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("dot", "dot"), ("hlo", "hlo")])
+@pytest.mark.parametrize(
+    ("form", "suffix"), [("text", "txt"), ("dot", "dot"), ("hlo", "hlo"), ("stablehlo", "mlir")]
+)
 def test_graph_saver(form, suffix, ab, tmp_path, monkeypatch):
     monkeypatch.setenv("SAVE_GRAPH_FMT", form)
     path = graph_saver.save_tensors_graph(str(tmp_path / "new"), "step", [ab[0] + 1])
     assert path == tmp_path / "new" / f"step.{suffix}"
-    assert {"text": "aten::add", "dot": "digraph", "hlo": "HloModule"}[form] in path.read_text()
+    beginnings = {
+        "text": "aten::add",
+        "dot": "digraph",
+        "hlo": "HloModule",
+        "stablehlo": "stablehlo.add",
+    }
+    assert beginnings[form] in path.read_text()
 
 
 class Block(nn.Module):

@@ -198,7 +198,7 @@ def test_one_process_without_room_on_its_disk(job_environment, tmp_path):
     for index in range(2):
         text = (tmp_path / f"0-{index}").read_text()
         assert text.startswith("27 ") and "of step 2 could not be written" in text, text
-        assert "File too large" in text and "of steps [1], are as they were" in text, text
+        assert "File too large" in text and "of steps [1], have not changed" in text, text
 
 
 UNDER_TORCHRUN = """

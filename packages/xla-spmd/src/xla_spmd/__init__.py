@@ -1,4 +1,4 @@
-"""One program over a mesh of devices: what ``torch_xla.distributed.spmd`` names."""
+"""One program over a mesh of devices: the implementation of ``torch_xla.distributed.spmd``."""
 
 from __future__ import annotations
 

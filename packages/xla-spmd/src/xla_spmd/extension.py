@@ -1,4 +1,4 @@
-"""What xla-core calls: the hooks of this package."""
+"""The hooks by which xla-core calls this package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xla_spmd.tensors.manual_sharding import over_parts
 
 @hookimpl
 def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None:
-    """In SPMD mode one device: all of the job."""
+    """In SPMD mode, make one backend for all devices of the job; else None."""
     if not runtime.is_spmd():
         return None
     counters.increment("VirtualDeviceUsage")
@@ -31,7 +31,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
 
 @hookimpl
 def xla_core_register_operators(registry: OperatorRegistry) -> None:
-    """The operators that carry annotations."""
+    """Register the operators that annotate values and those of manual sharding."""
     annotation_ops.register(registry)
 
 
@@ -43,7 +43,7 @@ def xla_core_over_parts(
     results: Sequence[tuple[Any, tuple[int, ...]]],
     mesh: Mesh | None,
 ) -> Any:
-    """Manual sharding around the call."""
+    """Call ``function`` under manual sharding; None outside SPMD mode."""
     if not runtime.is_spmd():
         return None
     device_mesh = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
@@ -52,5 +52,5 @@ def xla_core_over_parts(
 
 @hookimpl
 def xla_core_cache_key_entries() -> Mapping[str, bytes]:
-    """Annotations are lowered here: another version may lower them otherwise (edits count by themselves)."""
+    """The package's version: another one may lower annotations otherwise (edited sources are noticed anyway)."""
     return {"xla-spmd": __version__.encode()}

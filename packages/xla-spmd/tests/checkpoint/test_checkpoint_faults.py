@@ -85,7 +85,7 @@ def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path, caplog):
         saver = manager(tmp_path)
         # the empty one is the rest of one that was being removed
         assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "3", "notes"]
-        assert "removed what a process left" in caplog.text and "'2'" in caplog.text
+        assert "removed these incomplete checkpoints" in caplog.text and "'2'" in caplog.text
         saver.save(3, state(3.0))  # beside the one that somebody writes
     assert (held / "file").exists() and saver.restore_latest(state()) == 3
 
@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path, limited_files, asy
             saver.join()
         else:
             saver.save(2, large)
-    assert "of steps [1], are as they were" in str(failure.value) and failure.value.errno == 27
+    assert "of steps [1], have not changed" in str(failure.value) and failure.value.errno == 27
     assert [p.name for p in tmp_path.iterdir()] == ["1"]
     found = state()
     assert manager(tmp_path).restore_latest(found) == 1 and found["step"] == 1.0

@@ -192,7 +192,7 @@ def test_the_state_of_each_process_needs_as_many_of_them(tmp_path, monkeypatch):
     checkpoints(tmp_path).resume({"mine": PerProcess(other)})
     assert other.batch == 1
     monkeypatch.setattr(run_state, "place", lambda: (1, 2))
-    with pytest.raises(ValueError, match="which 1 of them wrote and 2 cannot read"):
+    with pytest.raises(ValueError, match="1 processes wrote it, and 2 cannot read it"):
         checkpoints(tmp_path).resume({"mine": PerProcess(other)})
 
 
@@ -235,7 +235,7 @@ def test_batches_are_taken_up_in_the_middle(monkeypatch):
     assert len(items) == len(set(items)) == 8
     assert second.state_dict()["epoch"] == 1 and taken(second, 2) != begun + rest
     assert taken(loader(shuffle=False), 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ValueError, match="batch_size=4, and is 5 now"):
+    with pytest.raises(ValueError, match="batch_size=4, and batch_size is 5 now"):
         ResumableLoader(torch.arange(10), 5).load_state_dict(first.state_dict())
     with pytest.raises(ValueError, match="less than one batch of 20"):
         ResumableLoader(torch.arange(10), 20)
@@ -247,7 +247,7 @@ def test_batches_are_taken_up_in_the_middle(monkeypatch):
         )
         parts.append(taken(loader(), 2))
     assert [a + b for a, b in zip(*parts, strict=True)] == begun + rest
-    with pytest.raises(ValueError, match="does not split over 2"):
+    with pytest.raises(ValueError, match="divisible by their number, 2"):
         ResumableLoader(torch.arange(10), 5)
 
 

@@ -231,7 +231,7 @@ def test_shards_are_loaded_back(mesh, padded):
     assert target.sum().item() == values.sum().item()
     shards[7].data = torch.zeros(1, 3)
     with pytest.raises(
-        ValueError, match=r"shard 7 has shape \(1, 3\).*of which \(0, 3\) are elements"
+        ValueError, match=r"shard 7 has shape \(1, 3\).*or \(0, 3\) without padding"
     ):
         target.load_local_shards_(shards)
 

@@ -43,6 +43,7 @@ def test_other_texts_are_refused(text):
             ([0, 1, 2, 3], (3, 2)),
             r"Number of device IDs \(4\) must match mesh size \(6\).*\(2, 2\)",
         ),
+        (([], (4,)), r"Number of device IDs \(0\) must match mesh size \(4\)"),
         (([0, 1, 1, 3], (4,)), "device 1 occurs twice"),
         (([0, 1, 2, 9], (4,)), "Device IDs must be less than mesh size"),
         (([0, 1], (2,), ("a", "b")), "Number of axis names"),
@@ -126,7 +127,7 @@ def test_jax_mesh_needs_as_many_jax_devices(run_python):
             print(error)
     """)
     assert "('data', 'model') [3, 2, 1, 0]" in found
-    assert "mesh of 8 devices" in found and "jax_num_cpu_devices" in found
+    assert "needs 8 jax devices" in found and "jax_num_cpu_devices" in found
 
 
 def test_values_that_one_device_holds_padded_go_to_the_mesh_cut(run_python):

@@ -313,12 +313,16 @@ def test_collectives_are_read_from_hlo():
       ROOT %all-gather.3 = s32[8,4]{1,0:T(8,128)} all-gather(%c), dimensions={0}
       %start = (f32[2]{0}, f32[16]{0}) all-gather-start(%d), channel_id=2
       %done = f32[16]{0} all-gather-done(%start)
+      %sums = (f32[2]{0}, f32[16]{0}) all-reduce-start(%d, %e), channel_id=4
+      %mv = (bf16[8,4]{1,0:T(8,128)(2,1)}, bf16[8,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) collective-permute-start(%f)
+      %many = ((f32[2]{0}, s8[4]{0}), (f32[16]{0}, s8[32]{0}), u32[]{:S(2)}) all-gather-start(%g, %h), channel_id=6
       %p = pred[3]{0} collective-permute(%e), channel_id=3
       %get = f32[4,2]{1,0} get-tuple-element(%all-reduce.1), index=0
     """
     found = [(one.kind, one.bytes) for one in program_report.collectives_in(hlo)]
     assert found == [
-        ("all-reduce", 48), ("all-gather", 128), ("all-gather", 64), ("collective-permute", 3),
+        ("all-reduce", 48), ("all-gather", 128), ("all-gather", 64), ("all-reduce", 72),
+        ("collective-permute", 64), ("all-gather", 96), ("collective-permute", 3),
     ]  # fmt: skip
 
 

@@ -200,7 +200,7 @@ def test_a_parameter_and_what_mark_sharding_returns_have_the_methods(device_mesh
         ([Shard(-3), R], IndexError, "but got -3"),
         ([Shard(0)], ValueError, "same length as `device_mesh.ndim`"),
         ([R, R, R], ValueError, "3 placements for a device mesh of 2"),
-        ([R, Partial()], NotImplementedError, r"dimension 1 .*give Replicate\(\) or"),
+        ([R, Partial()], NotImplementedError, r"dimension 1\b.*give Replicate\(\) or"),
         (["data", R], RuntimeError, "unsupported placement 'data' on device mesh dimension 0"),
     ],
 )

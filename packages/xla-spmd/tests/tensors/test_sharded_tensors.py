@@ -168,6 +168,8 @@ def test_pictures_of_tensors(mesh, capsys):
     assert re.findall(r"CPU \[(\d)\]", capsys.readouterr().out) == list("01234567")
     with pytest.raises(ValueError, match="splits 3 dimensions"):
         debugging.visualize_sharding("{devices=[2,2,2]<=[8]}")
+    with pytest.raises(ValueError, match="each device has its own value"):
+        debugging.visualize_sharding("{manual}")
 
 
 def test_the_operator_for_torch_compile(mesh):

@@ -56,7 +56,7 @@ def test_marking_by_a_sharding(mesh):
     assert torch.equal(pending.cpu(), VALUES + 1)
     with pytest.raises(ValueError, match="does not fit a tensor of shape"):
         _XLAC._xla_mark_sharding(torch.ones(8).to("xla"), tiled())
-    with pytest.raises(ValueError, match="names each of them once"):
+    with pytest.raises(ValueError, match="name each device of the job once"):
         _XLAC._xla_mark_sharding(t, _XLAC.OpSharding([[0, 1]], [], [], TILED))
 
 
@@ -84,6 +84,9 @@ def test_parts_are_reduced_over_devices():
         _XLAC._xla_spmd_all_reduce("average", part, 1.0, [])
     with pytest.raises(ValueError, match="shard_count=4"):
         _XLAC._xla_spmd_reduce_scatter("sum", part, 1.0, 1, 4, pairs)
+    for dimension in (2, -3):  # as for a tensor on the CPU
+        with pytest.raises(IndexError, match=r"Dimension out of range.*\[-2, 1\]"):
+            _XLAC._xla_spmd_reduce_scatter("sum", part, 1.0, dimension, 2, pairs)
     with pytest.raises(RuntimeError, match="takes parts of shape"):
         _XLAC._spmd_shard_to_full_shape(part, tiled(), (16, 8), torch.float32)
 

@@ -1,4 +1,4 @@
-"""``xla-debug cache``: what is in a persistent compilation cache; nothing in it is run."""
+"""``xla-debug cache``: lists, checks and prunes a persistent compilation cache, without running its programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xla_core.extension_api.programs import CacheEntry
 from xla_core.support import counters
 
 _DAY: Final = 86_400.0
-_WIDTH: Final = 120  # where the output is no terminal
+_WIDTH: Final = 120  # if the output is not a terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +38,9 @@ def add_parser(commands: Any) -> None:
                 "--days", type=float, help="keep what was used in the last DAYS days"
             )
             action.add_argument("--max-size", type=_size, help="keep at most this: 500MB, 2GB")
-            action.add_argument("--dry-run", action="store_true", help="only say what would go")
+            action.add_argument(
+                "--dry-run", action="store_true", help="only say what would be removed"
+            )
         if name == "verify":
             action.add_argument("--delete", action="store_true", help="remove damaged files")
 
@@ -58,7 +60,7 @@ def _entries(path: Path) -> list[CacheEntry]:
 
 
 def ls(chosen: argparse.Namespace) -> int:
-    """One line per program."""
+    """Print one line per program, newest first."""
     table = Table(show_edge=False)
     for column in ("program", "operations", "size", "used", "device", "file"):
         table.add_column(column, overflow="fold", no_wrap=column in ("program", "used", "device"))
@@ -70,7 +72,7 @@ def ls(chosen: argparse.Namespace) -> int:
 
 
 def stats(chosen: argparse.Namespace) -> int:
-    """Counts and sizes."""
+    """Print the number and size of programs, in all and for each device."""
     entries = _entries(chosen.path)
     good = [e for e in entries if e.fault is None]
     console = _console()
@@ -85,43 +87,46 @@ def stats(chosen: argparse.Namespace) -> int:
 
 
 def prune(chosen: argparse.Namespace) -> int:
-    """Remove what was not used for the given number of days, then the oldest until the size fits."""
+    """Remove programs that were not used for the given number of days, then the oldest ones until the size fits."""
     if chosen.days is None and chosen.max_size is None:
         raise SystemExit("say what to keep: --days N, --max-size SIZE, or both")
     kept = _entries(chosen.path)
-    gone: list[CacheEntry] = []
+    removed: list[CacheEntry] = []
     if chosen.days is not None:
-        gone = [e for e in kept if time.time() - e.used > chosen.days * _DAY]
-        kept = [e for e in kept if e not in gone]
+        since = time.time() - chosen.days * _DAY
+        removed = [e for e in kept if e.used < since]
+        kept = [e for e in kept if e.used >= since]
     if chosen.max_size is not None:
-        while kept and sum(e.nbytes for e in kept) > chosen.max_size:
-            gone.append(kept.pop())
+        size_kept = sum(e.nbytes for e in kept)
+        while kept and size_kept > chosen.max_size:
+            removed.append(kept.pop())
+            size_kept -= removed[-1].nbytes
     if not chosen.dry_run:
-        for entry in gone:
+        for entry in removed:
             entry.path.unlink(missing_ok=True)
-    size = counters.render_bytes(sum(e.nbytes for e in gone))
+    size = counters.render_bytes(sum(e.nbytes for e in removed))
     word = "would be removed" if chosen.dry_run else "removed"
-    _console().print(f"{_counted(len(gone), 'file')}, {size}, {word}; {len(kept)} kept")
+    _console().print(f"{_counted(len(removed), 'file')}, {size}, {word}; {len(kept)} kept")
     return 0
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    """Check every file's checksum; status 1 if one is damaged and stays."""
+    """Check the checksum of every file. Returns 1 if a damaged file remains, else 0."""
     entries = _entries(chosen.path)
-    bad = [e for e in entries if e.fault is not None]
+    damaged = [e for e in entries if e.fault is not None]
     console = _console()
-    for entry in bad:
+    for entry in damaged:
         console.print(Text(f"{entry.path}: {entry.fault}"))
         if chosen.delete:
             entry.path.unlink(missing_ok=True)
     console.print(
-        f"{len(entries) - len(bad)} good, {len(bad)} damaged{' and removed' * chosen.delete}"
+        f"{len(entries) - len(damaged)} good, {len(damaged)} damaged{' and removed' * chosen.delete}"
     )
-    return int(bool(bad) and not chosen.delete)
+    return int(bool(damaged) and not chosen.delete)
 
 
 def _ago(moment: float) -> str:
-    """``3 hours ago``."""
+    """How long ago a moment was, as ``3 hours ago``."""
     seconds = max(0.0, time.time() - moment)
     for unit, size in (("day", _DAY), ("hour", 3_600.0), ("minute", 60.0)):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""``xla-debug doctor``: what is installed, what of it does not fit, and how to mend that."""
+"""``xla-debug doctor``: checks the installation and the device, and says how to repair what is wrong."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from xla_core.support.own_packages import PACKAGES
 
 OURS: Final = tuple(name.replace("_", "-") for name in PACKAGES)
 _OLDEST: Final = (3, 11)
-# A name so much like a variable's is a slip of the pen.
-_ALIKE: Final = 0.88
+# A variable whose name is so similar to a known one is probably misspelt.
+_SIMILAR: Final = 0.88
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; ``mend`` says what to do, empty where all is well."""
+    """One check: what was ``found``, and in ``mend`` what to do about it; empty if nothing is wrong."""
 
     name: str
     found: str
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 
 def command(chosen: argparse.Namespace) -> int:
-    """Print every check; status 1 if something has to be mended."""
+    """Print all checks. Returns 1 if something has to be repaired, else 0."""
     console = Console(highlight=False, soft_wrap=True)
     broken = 0
     for check in checks(with_device=not chosen.no_device):
@@ -55,12 +55,12 @@ def command(chosen: argparse.Namespace) -> int:
         console.print(mark + Text(f"{check.name}: {check.found}", ""))
         if check.mend:
             console.print(Text(f"      {check.mend}"))
-    console.print(f"{broken} to mend" if broken else "all is well")
+    console.print(f"{broken} to repair" if broken else "nothing is wrong")
     return int(bool(broken))
 
 
 def checks(with_device: bool = True) -> Iterator[Check]:
-    """All checks; with ``with_device`` the device's client is started and a small program is run."""
+    """All checks. With ``with_device`` (default: True), they start the device's client and run a small program."""
     yield _python()
     yield from _versions()
     yield from _requirements()
@@ -105,7 +105,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _official() -> Iterator[Check]:
-    """The old C++ torch_xla has the same import name: it would hide this one, or be hidden."""
+    """Checks that ``import torch_xla`` finds this project and not the C++ torch_xla, which has the same name."""
     module = importlib.import_module("torch_xla")
     version = str(getattr(module, "__version__", ""))
     origin = str(getattr(module, "__file__", ""))
@@ -116,31 +116,31 @@ def _official() -> Iterator[Check]:
 
 
 def _requirements() -> Iterator[Check]:
-    """What this project's packages ask for, against what there is."""
+    """Compares the requirements of this project's packages with the installed versions."""
     unmet = []
     for name in OURS:
         if _version(name) is None:
             continue
-        for wanted in _asked_for(name):
-            have = _version(wanted.name)
-            if have is None or not wanted.specifier.contains(have, prereleases=True):
-                unmet.append((name, wanted, have))
+        for requirement in _requirements_of(name):
+            installed = _version(requirement.name)
+            if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+                unmet.append((name, requirement, installed))
     if not unmet:
         yield Check("requirements", "all met")
-    for name, wanted, have in unmet:
-        specifier = f"{wanted.name}{wanted.specifier}"
-        difference = f"{name} needs {specifier}, found {have or 'none'}"
+    for name, requirement, installed in unmet:
+        specifier = f"{requirement.name}{requirement.specifier}"
+        difference = f"{name} needs {specifier}, found {installed or 'none'}"
         yield Check("requirements", difference, f"pip install '{specifier}'")
 
 
-def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
-    """What an installed distribution needs, and what the extras need that it asks for (``jax[tpu]``).
+def _requirements_of(name: str, extra: str = "") -> Iterator[Requirement]:
+    """The requirements of an installed distribution, and of the extras that it requires (``jax[tpu]``).
 
-    With ``extra``: what that extra of the distribution adds.
+    With ``extra``, the requirements that this extra of the distribution adds.
     """
     for text in metadata.requires(name) or ():
-        wanted = Requirement(text)
-        marker = wanted.marker
+        requirement = Requirement(text)
+        marker = requirement.marker
         if marker is None:
             applies = not extra
         else:
@@ -149,10 +149,10 @@ def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
             )
         if not applies:
             continue
-        yield wanted
-        if not extra and _version(wanted.name) is not None:
-            for each in sorted(wanted.extras):
-                yield from _asked_for(wanted.name, each)
+        yield requirement
+        if not extra and _version(requirement.name) is not None:
+            for required_extra in sorted(requirement.extras):
+                yield from _requirements_of(requirement.name, required_extra)
 
 
 def _plugins() -> Iterator[Check]:
@@ -175,7 +175,7 @@ def _plugins() -> Iterator[Check]:
 
 def _variables() -> Iterator[Check]:
     for name, flag in sorted(flags.FLAGS.items()):
-        if name in os.environ:  # set to nothing, too
+        if name in os.environ:  # also if it is set to an empty text
             try:
                 flag.get()
             except ValueError as error:
@@ -188,8 +188,8 @@ def _misspelt() -> Iterator[Check]:
     for name in sorted(os.environ):
         if name in flags.FLAGS or not name.startswith(("XLA_", "PT_XLA_")):
             continue
-        for meant in difflib.get_close_matches(name, flags.FLAGS, n=1, cutoff=_ALIKE):
-            yield Check(name, "is read by nothing", f"did you mean {meant}?")
+        for similar in difflib.get_close_matches(name, flags.FLAGS, n=1, cutoff=_SIMILAR):
+            yield Check(name, "this variable has no effect", f"did you mean {similar}?")
 
 
 def _cache() -> Check:
@@ -197,7 +197,7 @@ def _cache() -> Check:
     if not path:
         return Check("persistent cache", "not in use (XLA_PERSISTENT_CACHE_PATH is not set)")
     if not os.path.isdir(path):  # noqa: PTH112 - the text of an environment variable
-        return Check("persistent cache", f"{path}, not made yet")
+        return Check("persistent cache", f"{path}, not created yet")
     try:
         PersistentCache(path, readonly=True)
     except CacheRefusedError as error:
@@ -221,5 +221,9 @@ def _device() -> Iterator[Check]:
     except Exception as error:
         yield Check("a small program", f"failed: {type(error).__name__}", str(error))
         return
-    mend = "" if result == 12.0 else "the device computes wrongly; reinstall its plugin and runtime"
+    mend = (
+        ""
+        if result == 12.0
+        else "the result must be 12.0; reinstall the device's plugin and runtime"
+    )
     yield Check("a small program", f"gives {result}", mend)

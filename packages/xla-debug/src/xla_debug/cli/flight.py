@@ -1,4 +1,4 @@
-"""``xla-debug flight``: what each process of a job did last, of one that runs or of one that has ended."""
+"""``xla-debug flight``: shows what each process of a job did last, while it runs or after it has ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SIGNAL: Final = signal.SIGUSR2
 WAIT_SECONDS: Final = 10.0
 _PAUSE: Final = 0.1
 _SETTLED_SECONDS: Final = 1.5
-"""A report has all processes by then that can answer."""
+"""After this time, a report has all processes that can answer."""
 
 MSG_NONE: Final = "no reports in {folder} (XLA_FLIGHT_DIR)\n"
 MSG_UNKNOWN: Final = "there is no report of {job} in {folder}; `xla-debug flight` lists them\n"
 MSG_NO_PROCESS: Final = (
     "process {pid}, and those that it started, do not answer: they do not use an xla device with xla-dist, "
-    "or are of another user or host\n"
+    "or belong to another user or host\n"
 )
 MSG_SILENT: Final = "process {pid} has written no report within {seconds:.0f} s\n"
 
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def command(chosen: argparse.Namespace) -> int:
-    """Show a report or the list of them; the status is 1 where there is none."""
+    """Show a report, or the list of reports. Returns 1 if there is none, else 0."""
     if chosen.job is None:
         return _list()
     if chosen.job.isdecimal():
@@ -70,11 +70,11 @@ def _list() -> int:
 
 
 def _find(name: str) -> Path | None:
-    """The latest report of a job, or of the folder with that name."""
-    whole = Path(name)
+    """The latest report of the job called ``name``, or the report in the folder ``name``."""
+    path = Path(name)
     for place in reversed(flight_files.occasions()):
         if name in (place.parent.name, f"{place.parent.name}/{place.name}") or (
-            whole.exists() and place.resolve() in (whole.resolve(), whole.resolve().parent)
+            path.exists() and place.resolve() in (path.resolve(), path.resolve().parent)
         ):
             return place
     return None
@@ -90,7 +90,7 @@ def _show(place: Path) -> int:
 
 
 def _ask(pid: int) -> int:
-    """Have a process write a report of its job, and show it."""
+    """Let a process write a report of its job, and show it."""
     answering = next((p for p in [pid, *_descendants(pid)] if _answers(p)), None)
     if answering is None:
         sys.stderr.write(MSG_NO_PROCESS.format(pid=pid))
@@ -107,11 +107,11 @@ def _ask(pid: int) -> int:
 
 
 def _is_answer(place: Path, pid: int, asked: float) -> bool:
-    """Whether a report has been made since then, by this process's job, with all that can answer."""
+    """Whether a report is the complete answer of the job of process ``pid``, which was asked at time ``asked``."""
     try:
         report = flight_files.merged(place)
     except OSError:
-        return False  # it is about to be written
+        return False  # it is being written
     processes = report["processes"].values()
     fresh = [one for one in processes if not one["heard"] and one["time"] >= asked]
     if not any(one["pid"] == pid for one in fresh):
@@ -120,7 +120,7 @@ def _is_answer(place: Path, pid: int, asked: float) -> bool:
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process has a handler of the signal, which would end it otherwise: proc_pid_status(5)."""
+    """Whether a process handles the signal, which would otherwise end it; see proc_pid_status(5)."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -130,15 +130,15 @@ def _answers(pid: int) -> bool:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """The processes that a process has started, and their descendants."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         parents[int(path.parent.name)] = int(words[1])
     family = [pid]
-    for one in family:  # grows meanwhile
-        family += [child for child, parent in parents.items() if parent == one]
+    for member in family:  # the loop also visits the members that it adds
+        family += [child for child, parent in parents.items() if parent == member]
     return family[1:]

@@ -1,4 +1,4 @@
-"""``xla-debug run``: runs a script and reports where its time went, as tables and as an HTML page."""
+"""``xla-debug run``: runs a script, and reports where its time went as tables and as an HTML page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def command(chosen: argparse.Namespace) -> int:
-    """Run the script; the status is the script's own, 1 if it raised, 2 if there is none."""
+    """Run the script and report. Returns the script's exit status: 1 if it raised, 2 if there is no such script."""
     if not chosen.module and not Path(chosen.script).is_file():
         sys.stderr.write(MSG_NO_SCRIPT.format(chosen.script))
         return 2
@@ -51,8 +51,8 @@ def command(chosen: argparse.Namespace) -> int:
 
 
 def run_script(script: str, arguments: list[str], module: bool) -> int:
-    """Run a script in this process as ``python script`` would; its exit status."""
-    former = sys.argv, list(sys.path)
+    """Run a script in this process, in the same way as ``python script``, and return its exit status."""
+    before = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]
     try:
         if module:
@@ -64,17 +64,17 @@ def run_script(script: str, arguments: list[str], module: bool) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:
-        # the report of what ran so far may be what explains the error
+        # print the error and go on: the report of what ran so far may explain it
         raised = error.with_traceback(_of_script(error.__traceback__))
         traceback.print_exception(tracebacks.shorten(raised))
         return 1
     finally:
-        sys.argv, sys.path[:] = former
+        sys.argv, sys.path[:] = before
     return 0
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback as ``python script`` would show it: without what ran the script."""
+    """A traceback without the frames that ran the script, as ``python script`` would show it."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace

@@ -1,1 +1,1 @@
-"""Reports written while a script runs, switched on by environment variables."""
+"""Reports that are written while a script runs, if environment variables ask for them."""

@@ -1,4 +1,4 @@
-"""``PT_XLA_DEBUG``: what compiles and runs, and why, as torch_xla reports it while a script runs."""
+"""``PT_XLA_DEBUG``: reports what compiles and runs, and why, while a script runs, in torch_xla's format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHY: Final = "Why Compiled: "
 PROFILER: Final = "pt-xla-profiler"
 UNLOWERED: Final = 'Unlowered Op: "{}"'
 _GIGABYTE: Final = 1 << 30
-# torch_xla's own bounds: more often than every second step, slower than this many nanoseconds.
+# torch_xla's bounds: more often than in every second step, after a number of steps; slower, in nanoseconds.
 _TOO_OFTEN: Final = 0.5
 _STEPS_FOR_COMPILES: Final = 10
 _TOO_SLOW: Final = {"CompileTime": 300e9, "ExecuteTime": 30e9}
@@ -39,16 +39,16 @@ _digests: caches.Bounded[str, str] = caches.Bounded("digests of programs")
 _fallbacks: caches.Bounded[tuple[str, tuple[Frame, ...]], int] = caches.Bounded(
     "places of fallbacks"
 )
-_told_slow: dict[str, float] = {}
+_reported_slow: dict[str, float] = {}  # the longest time that was reported, by metric
 
 
 def digest_of(program: str) -> str:
-    """The graph hash, 32 hexadecimal digits, of the program with this name."""
+    """The graph hash of the program with this name: 32 hexadecimal digits."""
     return _digests.get(program, program.rpartition("_")[2])
 
 
 def entry_frames(start: Any = None) -> list[Frame]:
-    """The stack that led to a flush: this project's function that was called, then all callers."""
+    """The stack that led to a flush, innermost first: the called function of this project, then all its callers."""
     own: Frame | None = None
     rest: list[Frame] = []
     for frame in stack_frames.frames(start or sys._getframe(1)):
@@ -61,7 +61,7 @@ def entry_frames(start: Any = None) -> list[Frame]:
 
 
 def write(lines: Sequence[str], prefix: str) -> None:
-    """One report: to ``PT_XLA_DEBUG_FILE``, else to stderr."""
+    """Write one report, each line of which begins with ``prefix``, to ``PT_XLA_DEBUG_FILE``, or else to stderr."""
     text = "\n" + "".join(f"{prefix}{line}\n" for line in (DOUBLE, *lines, SINGLE, DOUBLE))
     _emit(text)
 
@@ -75,7 +75,8 @@ def _emit(text: str) -> None:
         sys.stderr.write(text)
 
 
-def _heard() -> bool:
+def _reports() -> bool:
+    """Whether this process writes reports: of a host's processes, only the first one does."""
     return not runtime.started() or runtime.is_master_ordinal(local=True)
 
 
@@ -100,15 +101,15 @@ def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int)
 
 
 def on_evicted(program: Any) -> None:
-    """A program was forgotten to make room for others."""
+    """A program was evicted: drop its digest."""
     _digests.pop(program.name, None)
 
 
 def on_missing(event: events.ProgramMissing) -> None:
-    """A program is going to be compiled."""
+    """A program is going to be compiled: report why."""
     entries = event.entries
     _digests.keep(event.name, event.digest)
-    if settings.level() < 1 or event.trace.eager_flush or not _heard():
+    if settings.level() < 1 or event.trace.eager_flush or not _reports():
         return
     last = entries[-1]
     inputs = len(inputs_of(entries)) + bool(last.floats) + bool(last.ints)
@@ -117,12 +118,12 @@ def on_missing(event: events.ProgramMissing) -> None:
 
 
 def on_compiled(event: events.ProgramCompiled) -> None:
-    """A program was compiled: how large it is, and in what it differs from the ones before."""
-    if settings.level() < 1 or event.trace.eager_flush or not _heard():
+    """A program was compiled: report its sizes, and how it differs from earlier programs."""
+    if settings.level() < 1 or event.trace.eager_flush or not _reports():
         return
     program = event.program
     sizes = program.executable.memory_analysis()
-    lowered = program.program  # None: it runs in stages
+    lowered = program.program  # None for a program that runs in stages
     source = program.name.encode() if lowered is None else lowered.stablehlo
     code = hashlib.sha256(source).hexdigest()[:32]
     _emit(f"\nComputation hash: {code}\n")
@@ -140,8 +141,8 @@ def on_compiled(event: events.ProgramCompiled) -> None:
 
 
 def on_executed(event: events.ProgramExecuted) -> None:
-    """A program runs."""
-    if settings.level() < 2 or event.trace.eager_flush or not _heard():
+    """A program runs: report why."""
+    if settings.level() < 2 or event.trace.eager_flush or not _reports():
         return
     program = event.program
     lines = _graph_lines(
@@ -155,9 +156,9 @@ def on_executed(event: events.ProgramExecuted) -> None:
 
 
 def on_refused(event: events.ExecutionRefused) -> None:
-    """Something would run inside a function compiled with ``full_graph=True``: always reported."""
+    """Operations would run inside a function that was compiled with ``full_graph=True``: always report it."""
     trace = event.trace
-    if not getattr(trace.region, "full_graph", False) or not _heard():
+    if not getattr(trace.region, "full_graph", False) or not _reports():
         return
     entries, outputs = trace.cur.path(), tuple(wanted(trace)[2])
     text = graphs.graph_as_text(entries, outputs, lines=False)
@@ -167,21 +168,21 @@ def on_refused(event: events.ExecutionRefused) -> None:
 
 
 def on_fallback(event: events.Fallback) -> None:
-    """An operator runs on the CPU: remember from where, for the report at exit."""
+    """An operator runs on the CPU: record its callers for the report at exit."""
     frames = stack_frames.user_frames(sys._getframe(1), limit=settings.MAX_FRAME.get())
     key = event.operator, frames
     _fallbacks.keep(key, _fallbacks.get(key, 0) + 1)
 
 
 def on_step(_event: events.StepMarked) -> None:
-    """A step ended: say which habits slow the loop down."""
-    if settings.level() >= 100 and _heard():
+    """A step ended: report habits of the script that slow its loop down."""
+    if settings.level() >= 100 and _reports():
         for line in habits():
             sys.stdout.write(f"{PROFILER}: {line}\n")
 
 
 def habits() -> list[str]:
-    """What torch_xla's metrics analysis would warn about now."""
+    """The warnings that torch_xla's analysis of the metrics would give now."""
     counted = counters.all_counters()
     metrics = counters.all_metrics()
     steps = counted.get("MarkStep", 0)
@@ -194,14 +195,14 @@ def habits() -> list[str]:
         longest = (
             max((v for _, v in tuple(metrics[name].samples)), default=0.0) if name in metrics else 0
         )
-        if longest > max(bound, _told_slow.get(name, 0.0)):
-            _told_slow[name] = longest
+        if longest > max(bound, _reported_slow.get(name, 0.0)):
+            _reported_slow[name] = longest
             took = counters.render_time(longest)
             lines.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
-    missing = list(programs.fallback_counts())
-    if missing:
+    not_lowered = list(programs.fallback_counts())
+    if not_lowered:
         lines.append(
-            f"Op(s) not lowered: {', '.join(missing)},  Please open a GitHub issue with the above op "
+            f"Op(s) not lowered: {', '.join(not_lowered)},  Please open a GitHub issue with the above op "
             "lowering requests."
         )
     return lines
@@ -214,7 +215,7 @@ _SLOW_ADVICE: Final = {
 
 
 def fallback_summary() -> list[str]:
-    """The lines of the report at exit: operators that ran on the CPU, by the frames that called them."""
+    """The lines of the report at exit: the operators that ran on the CPU, with the frames that called them."""
     stacks: Counter[str] = Counter()
     for (operator, frames), count in _fallbacks.items():
         lines = [UNLOWERED.format(operator), ""]
@@ -224,7 +225,7 @@ def fallback_summary() -> list[str]:
 
 
 def usage_summary(stacks: Counter[str]) -> list[str]:
-    """The lines of a report of stacks that operators on the CPU came from, the most frequent first."""
+    """The lines of a report of the stacks that called operators on the CPU, the most frequent first."""
     lines = [
         DOUBLE,
         "Unlowered Op usage summary (more of these ops, lower performance)",
@@ -237,12 +238,12 @@ def usage_summary(stacks: Counter[str]) -> list[str]:
 
 
 def at_exit() -> None:
-    """Write the report at exit through the logger ``pt-xla-profiler``."""
+    """Log the report of operators that ran on the CPU, by the logger ``pt-xla-profiler``."""
     warn(fallback_summary())
 
 
 def warn(lines: Sequence[str]) -> None:
-    """Write lines through the logger ``pt-xla-profiler``, to stderr where logging is not set up."""
+    """Log lines by the logger ``pt-xla-profiler``; they go to stderr if logging is not set up."""
     log = logging.getLogger(PROFILER)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
@@ -253,5 +254,5 @@ def warn(lines: Sequence[str]) -> None:
 
 
 def report_at_exit() -> None:
-    """Have the report written when the process ends."""
+    """Call ``at_exit`` when the process ends."""
     atexit.register(at_exit)

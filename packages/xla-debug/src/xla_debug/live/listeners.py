@@ -1,4 +1,4 @@
-"""Hands the core's events to the parts of this package that the environment or the user turned on."""
+"""Passes the core's events to the parts of this package that are always on or that the environment turns on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = events.ProgramCompiled | events.ProgramLoaded
 
 
 def _missing(event: events.ProgramMissing) -> None:
-    if event.trace.eager_flush:  # eager mode and op-by-op: each operator is meant to be a program
+    if event.trace.eager_flush:  # in eager and op-by-op mode, each operator is a program on purpose
         return
     recompile.on_missing(event.trace, event.name, event.entries, event.outputs)
 
@@ -47,7 +47,10 @@ _undo: list[Callable[[], None]] = []
 
 
 def start() -> None:
-    """Begin with the causes of compilations, and with what the environment asks for; once."""
+    """Subscribe to the events for explanations of compilations, and for what the environment turns on.
+
+    Later calls do nothing.
+    """
     if _undo:
         return
     _listen(events.ProgramMissing, _missing)
@@ -81,6 +84,6 @@ def _listen(kind: type[events.E], listener: Callable[[events.E], None]) -> None:
 
 
 def stop() -> None:
-    """End what ``start`` began."""
+    """Undo ``start``."""
     while _undo:
         _undo.pop()()

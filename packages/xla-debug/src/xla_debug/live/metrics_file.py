@@ -1,8 +1,8 @@
-"""``XLA_METRICS_FILE``: the metrics report of every step, appended to a file.
+"""``XLA_METRICS_FILE``: appends the metrics report of every step to a file.
 
-A full report sorts every metric's samples; doing that per step would cost as much as a small step. So a
-step only leaves what was counted in it in a queue. A thread makes the records of a fifth of a second
-together, each from what the one before left: samples in order, sums, rendered numbers.
+A full report sorts the samples of every metric. For each step, this would take as long as a small step. Therefore a
+step only puts what it counted into a queue. Every fifth of a second, a thread writes the records of all steps since
+then. Each record is derived from the one before: samples stay sorted, and sums and texts are kept.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from xla_core.support import counters
 from xla_debug import settings
 
 FLUSH_SECONDS: Final = 0.2
-"""Records are written this much after the first one that waits, and at exit."""
+"""Records are written this number of seconds after the first one that waits, and at exit."""
 MOST_WAITING: Final = 20_000
-"""When this number of samples, increments and steps wait, their records are written at once."""
+"""If this number of samples, increments and steps wait, their records are written at once."""
 RENDERED: Final = 4096
-"""Per metric, the number of values whose text is remembered: percentiles come back to samples of before."""
+"""The number of values per metric whose texts are kept: percentiles often return to earlier samples."""
 MOST_TALLIES: Final = 1024
-"""The number of programs and recorded steps whose counters are known to be in the report."""
+"""The most tallies, of programs and recorded steps, that are known to have all their counters in the report."""
 STANDARD_STREAMS: Final = ("STDERR", "STDOUT")
 MSG_UNWRITABLE: Final = (
-    "XLA_METRICS_FILE: cannot write to {}: {}; no further steps are recorded. Make room or name "
+    "XLA_METRICS_FILE: cannot write to {}: {}. No further steps are recorded. Make room, or name "
     "another file"
 )
 
 
-def _taking(positions: tuple[int, ...]) -> Callable[[list[float]], tuple[float, ...]]:
+def _items_at(positions: tuple[int, ...]) -> Callable[[list[float]], tuple[float, ...]]:
     if len(positions) > 1:
         return operator.itemgetter(*positions)
     return lambda ordered: tuple(ordered[i] for i in positions)
 
 
 class _View:
-    """One metric as the last record showed it: its kept samples in order of time and of size."""
+    """The state of one metric in the last record: its kept samples in order of time and of size."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class _View:
         self._text = ""
 
     def add(self, sample: counters.Sample) -> None:
-        """Take a sample, as ``counters.Metric`` does."""
+        """Add a sample, in the same way as ``counters.Metric`` does."""
         value = sample[1]
         self._text = ""
         self._total += 1
@@ -94,7 +94,7 @@ class _View:
         kept = self._kept
         if len(kept) != self._count:
             self._count = len(kept)
-            self._at_positions = _taking(counters.percentile_positions(self._count))
+            self._at_positions = _items_at(counters.percentile_positions(self._count))
         shown = self._at_positions(self._ordered)
         if shown != self._shown:
             self._shown = shown
@@ -106,27 +106,27 @@ class _View:
         return self._text
 
 
-class _Counted:
-    """The counters' lines, whose names are those of the step before nearly always."""
+class _CounterLines:
+    """The report's lines of counters. In nearly every step, the same counters are above zero as before."""
 
     def __init__(self, values: dict[str, int]) -> None:
         self._values = values
-        # False while the set of counters above zero may be another one
-        self._learnt = False
-        # those whose counters are in that set
+        # whether _names and _forms are those of the counters that are above zero now
+        self._prepared = False
+        # tallies all of whose counters are in _names
         self._tallies: set[counters.Tally] = set()
         self._names: tuple[list[str], list[str]] = ([], [])
         self._forms = ("", "")
 
     def add(self, name: str, by: int) -> None:
-        """Let one counter rise."""
+        """Increment one counter."""
         before = self._values.get(name, 0)
         self._values[name] = before + by
         if before <= 0 or by < 0:
-            self._learnt = False
+            self._prepared = False
 
     def add_tally(self, tally: counters.Tally) -> None:
-        """Let a tally's counters rise."""
+        """Increment the counters of a tally."""
         if tally in self._tallies:
             values = self._values
             for name, by in tally.rows:
@@ -134,19 +134,20 @@ class _Counted:
             return
         for name, by in tally.rows:
             self.add(name, by)
-        if len(self._tallies) == MOST_TALLIES:  # of steps that never come again
+        if len(self._tallies) == MOST_TALLIES:  # most belong to steps that never come again
             self._tallies.clear()
         self._tallies.add(tally)
 
     def text(self) -> tuple[str, str]:
         """The lines of the first and of the second part of the report."""
-        if not self._learnt:
-            self._learn()
+        if not self._prepared:
+            self._prepare()
         first, second = (tuple(map(self._values.__getitem__, names)) for names in self._names)
         return self._forms[0] % first, self._forms[1] % second
 
-    def _learn(self) -> None:
-        self._learnt = True
+    def _prepare(self) -> None:
+        """Make the format strings of the counters that are above zero."""
+        self._prepared = True
         self._tallies.clear()
         self._names = ([], [])
         for name in sorted(name for name, value in self._values.items() if value > 0):
@@ -162,13 +163,13 @@ class _Report:
     """The metrics report, kept up to date from the stream of ``counters.follow``."""
 
     def __init__(self, standing: counters.Standing) -> None:
-        self._counted = _Counted(standing.counters)
+        self._counters = _CounterLines(standing.counters)
         self._views = {one[0]: _View(*one) for one in standing.metrics}
         self._parts: tuple[list[_View], list[_View]] = ([], [])
         self._order()
 
     def take(self, what: Any, detail: Any) -> None:
-        """Something was counted."""
+        """Take an item of the stream: a metric and its sample, a counter and its increment, a tally, or a reset."""
         kind = type(what)
         if kind is counters.Metric:
             view = self._views.get(what)
@@ -177,14 +178,14 @@ class _Report:
                 self._order()
             view.add(detail)
         elif kind is str:
-            self._counted.add(what, detail)
+            self._counters.add(what, detail)
         elif kind is counters.Tally:
-            self._counted.add_tally(what)
+            self._counters.add_tally(what)
         elif what is counters.Cleared.METRICS:
             self._views.clear()
             self._order()
         else:
-            self._counted = _Counted({})
+            self._counters = _CounterLines({})
 
     def _order(self) -> None:
         self._parts = ([], [])
@@ -194,16 +195,16 @@ class _Report:
     def text(self) -> str:
         """The same text as ``counters.report()``."""
         before, after = ([view.text() for view in views] for views in self._parts)
-        first, second = self._counted.text()
+        first, second = self._counters.text()
         return "".join((*before, first, *after, second))
 
 
 class MetricsFile:
-    """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call of ``write``.
+    """Appends ``[MetricsData; step=N]`` and the metrics report to ``stream`` for each call of ``write``.
 
-    Records wait in memory for ``flush``, or with ``write_behind`` for at most ``FLUSH_SECONDS``:
-    killing the process loses those. A stream that cannot be written to any longer is given up
-    with a warning.
+    Records wait in memory until ``flush``, or, after ``write_behind``, for at most ``FLUSH_SECONDS``. They are lost
+    if the process is killed in the meantime. If the stream cannot be written to any more, it gives up with a
+    warning.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -217,7 +218,7 @@ class MetricsFile:
         self._closed = False
 
     def write(self) -> None:
-        """One record, for the step that has just ended; none after ``close``."""
+        """Add a record for the step that has just ended. Does nothing after ``close``."""
         if self._closed:
             return
         self.step += 1
@@ -228,7 +229,7 @@ class MetricsFile:
             self._due.set()
 
     def write_behind(self) -> None:
-        """Write what waits from a thread of its own, until ``close``."""
+        """Start a thread that writes waiting records, until ``close``."""
         threading.Thread(target=self._write_behind, name="xla-metrics-file", daemon=True).start()
 
     def _write_behind(self) -> None:
@@ -238,12 +239,12 @@ class MetricsFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the records that wait."""
+        """Write the waiting records."""
         records = []
         with self._writing:
-            take, following = self._report.take, self._waiting.popleft
+            take, next_item = self._report.take, self._waiting.popleft
             for _ in range(len(self._waiting)):
-                what, detail = following()
+                what, detail = next_item()
                 if what is None:
                     records.append(f"[MetricsData; step={detail}]\n{self._report.text()}\n")
                 else:
@@ -267,7 +268,7 @@ class MetricsFile:
             return self._report.text()
 
     def close(self) -> None:
-        """Write what waits and follow no longer; the stream stays open."""
+        """Write the waiting records, and stop following the counters. The stream stays open."""
         self.flush()
         self._stop()
 
@@ -278,14 +279,14 @@ class MetricsFile:
 
 
 def path_of_process(path: str) -> Path:
-    """The file of this process: with several, its ordinal is appended to the name."""
+    """The file of this process: in a job of several, its ordinal is appended to ``path``."""
     if runtime.world_size() > 1:
         return Path(f"{path}.{runtime.global_ordinal()}")
     return Path(path)
 
 
 def opened(path: str) -> TextIO:
-    """The stream for ``path``: a file to append to, or ``STDERR`` or ``STDOUT``."""
+    """The stream for ``path``: a file that is appended to, or a standard stream for ``STDERR`` or ``STDOUT``."""
     if path in STANDARD_STREAMS:
         return getattr(sys, path.lower())
     return path_of_process(path).open("a")
@@ -293,18 +294,18 @@ def opened(path: str) -> TextIO:
 
 class _OfEnvironment:
     file: MetricsFile | None = None
-    at_once = False  # a terminal shows each step between what the script prints
+    at_once = False  # on a terminal, each step's record must appear between what the script prints
 
 
 @atexit.register
 def flush() -> None:
-    """Write what waits for the file that the environment names, if there is one."""
+    """Write the waiting records to the file that ``XLA_METRICS_FILE`` names, if there is one."""
     if _OfEnvironment.file is not None:
         _OfEnvironment.file.flush()
 
 
 def on_step(_event: events.StepMarked) -> None:
-    """A step ended: write its record to the file that the environment names."""
+    """A step ended: add its record to the file that ``XLA_METRICS_FILE`` names."""
     file = _OfEnvironment.file
     if file is None:
         if not runtime.started():
@@ -324,9 +325,9 @@ def _start(path: str) -> MetricsFile:
 
 
 def save_metrics(metrics_file: str | None = None) -> None:
-    """Append the metrics report to ``metrics_file`` (default: the one ``XLA_METRICS_FILE`` names).
+    """Append the metrics report to ``metrics_file``, by default to the file that ``XLA_METRICS_FILE`` names.
 
-    Does nothing when there is neither.
+    Does nothing if there is neither.
     """
     path = metrics_file or settings.METRICS_FILE.get()
     if not path:

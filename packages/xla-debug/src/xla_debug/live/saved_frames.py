@@ -1,7 +1,7 @@
-"""``torch_xla.debug.frame_parser_util``: sums up a file of stacks that operators on the CPU came from.
+"""``torch_xla.debug.frame_parser_util``: summarizes a file of the stacks that called operators on the CPU.
 
-The file is what torch_xla's runtime writes (``XLA_FNTRACKER_FILE``): stacks that begin with ``[TAG OPERATOR
-From Thread N]``, the Python frames, the C++ frames up to ``*** End stack trace ***``, which do not count.
+torch_xla's runtime writes such files (``XLA_FNTRACKER_FILE``). A stack begins with ``[TAG OPERATOR From Thread
+N]``, followed by its Python frames, and its C++ frames up to ``*** End stack trace ***``. C++ frames are ignored.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _END: Final = re.compile(r"\*{3}\sEnd stack trace\s\*{3}")
 
 
 def process_frames(fname: str | os.PathLike[str]) -> None:
-    """Report how often each stack of the file occurs, the most frequent first.
+    """Report how often each stack in the file ``fname`` occurs, the most frequent first.
 
-    The report goes to ``PT_XLA_DEBUG_FILE``, or to the logger ``pt-xla-profiler``. Raises OSError when
-    the file cannot be read.
+    The report goes to ``PT_XLA_DEBUG_FILE``, or else to the logger ``pt-xla-profiler``. Raises OSError if the file
+    cannot be read.
     """
     with Path(fname).open() as file:
         create_report(parse_frames(file))
 
 
 def create_report(frames: Counter[str]) -> None:
-    """Report stacks and their counts, the most frequent first, where ``process_frames`` does."""
+    """Report stacks with their counts, the most frequent first, in the same place as ``process_frames``."""
     lines = analysis.usage_summary(frames)
     path = settings.DEBUG_FILE.get()
     if path:
@@ -45,7 +45,7 @@ def create_report(frames: Counter[str]) -> None:
 
 
 def parse_frames(lines: Iterable[str]) -> Counter[str]:
-    """The stacks in the lines of such a file, as text without C++ frames, and how often each is there."""
+    """Count the stacks in the lines of such a file; the keys are their texts without C++ frames."""
     counted: Counter[str] = Counter()
     stack: list[str] = []
     native = False
@@ -53,9 +53,9 @@ def parse_frames(lines: Iterable[str]) -> Counter[str]:
         if _NATIVE.match(line) or _END.match(line):
             native = _NATIVE.match(line) is not None
             continue
-        kept = None if native else parse_frame_content(line)
-        if kept is not None:
-            stack.append(kept)
+        content = None if native else parse_frame_content(line)
+        if content is not None:
+            stack.append(content)
         elif stack and not native:
             counted["".join(stack)] += 1
             stack = []
@@ -63,7 +63,7 @@ def parse_frames(lines: Iterable[str]) -> Counter[str]:
 
 
 def parse_frame_content(line: str) -> str | None:
-    """What of a line belongs to a stack's text; None for a line that belongs to none."""
+    """The part of a line that belongs to the text of a stack; None if the line belongs to no stack."""
     tag = _TAG.match(line)
     if tag is not None:
         return analysis.UNLOWERED.format(tag["operator"]) + "\n"

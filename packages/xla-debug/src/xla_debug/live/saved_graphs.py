@@ -1,8 +1,8 @@
-"""``XLA_SAVE_TENSORS_FILE``: every step that runs, appended to a file in the chosen format."""
+"""``XLA_SAVE_TENSORS_FILE``: appends every step that runs to a file, in the format that the user chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ _SUFFIXES: Final = {"text": "txt", "dot": "dot", "hlo": "hlo", "stablehlo": "mli
 
 
 def on_executed(event: events.ProgramExecuted) -> None:
-    """A step runs: append it to the file that the environment names."""
+    """A step runs: append it to the file that ``XLA_SAVE_TENSORS_FILE`` names."""
     trace, program = event.trace, event.program
     entries = trace.cur.path()
     outputs = tuple(program.output_index)
@@ -45,7 +45,9 @@ def _in_format(
     if form == "dot":
         return graphs.graph_as_dot(entries, outputs)
     lowered = program.program
-    if lowered is None:  # from the persistent cache: it was not lowered in this process
+    if (
+        lowered is None
+    ):  # the program was loaded from the persistent cache, and not lowered in this process
         layout = trace.backend.layout(trace, entries, outputs, ())
         lowered = programs.lower_step(trace, entries, outputs, layout, program.name)
     if form == "hlo":
@@ -54,13 +56,18 @@ def _in_format(
 
 
 def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]) -> Path:
-    """Write what computes ``tensors`` to ``save_dir/name.EXTENSION`` and return that path.
+    """Write the pending operations that compute ``tensors`` to ``save_dir/name.EXTENSION``, and return that path.
 
-    The format is that of ``SAVE_GRAPH_FMT``: ``text`` (the default), ``dot`` or ``hlo``. Raises ValueError
-    for another one.
+    ``SAVE_GRAPH_FMT`` sets the format: ``text`` (default), ``dot``, ``hlo`` or ``stablehlo``. Raises ValueError for
+    other formats.
     """
     form = settings.SAVE_GRAPH_FMT.get()
-    writers = {"text": graphs.tensors_text, "dot": graphs.tensors_dot, "hlo": graphs.tensors_hlo}
+    writers: dict[str, Callable[[Sequence[torch.Tensor]], str]] = {
+        "text": graphs.tensors_text,
+        "dot": graphs.tensors_dot,
+        "hlo": graphs.tensors_hlo,
+        "stablehlo": lambda t: programs.module_text(graphs.tensors_stablehlo(t)),
+    }
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.{_SUFFIXES[form]}"

@@ -1,1 +1,1 @@
-"""``xla-debug run``: a recorded run, advice, and its HTML page."""
+"""``xla-debug run``: records a run, finds what to change, and reports it on the terminal and as an HTML page."""

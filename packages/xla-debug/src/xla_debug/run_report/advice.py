@@ -1,4 +1,4 @@
-"""What a recorded run shows: totals, and the things to change first."""
+"""Summarizes a recorded run: totals, and the changes that would save most time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from xla_debug.run_report.recorder import Recorder
 from xla_debug.run_report.records import PARTS
 from xla_debug.stacks import stack_frames
 
-# Less than this part of the run, and a change is not worth proposing.
+# A change that saves less than this part of the run is not proposed.
 WORTH: Final = 0.01
 SHOWN: Final = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One thing to change: what, where (and the code there), the seconds it cost, and how.
+    """One change to make: ``title`` names the fault, ``where`` and ``code`` the line, and ``how`` what to write.
 
-    ``cost`` is the cost in words.
+    ``seconds`` is the time that it cost, and ``cost`` describes all its costs.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Advice:
 
 
 def totals(recorder: Recorder) -> dict[str, float]:
-    """Seconds by part over all steps."""
+    """The seconds of each part, over all steps."""
     summed: Counter[str] = Counter()
     for step in recorder.steps:
         summed.update(step.parts)
@@ -42,7 +42,7 @@ def totals(recorder: Recorder) -> dict[str, float]:
 
 
 def steady(recorder: Recorder) -> dict[str, float]:
-    """Mean milliseconds by part over the steps that compiled nothing; empty if all did."""
+    """The mean milliseconds of each part, over the steps that compiled nothing; empty if there are none."""
     quiet = [s for s in recorder.steps if not s.compilations]
     if not quiet:
         return {}
@@ -50,17 +50,17 @@ def steady(recorder: Recorder) -> dict[str, float]:
 
 
 def place(frame: Frame | None) -> str:
-    """``train.py:34``."""
+    """File and line of a frame, as ``train.py:34``."""
     return f"{frame.filename}:{frame.line}" if frame is not None else "(line unknown)"
 
 
 def code(frame: Frame | None) -> str:
-    """The text of a line, empty where it is not known."""
+    """The text of a frame's line; empty if it is not known."""
     return stack_frames.source(frame) if frame is not None else ""
 
 
 def advice(recorder: Recorder) -> list[Advice]:
-    """The changes that would save most time, at most three, then what fills the memory; empty if none would."""
+    """The changes that would save most time or memory, at most three; empty if there are none worth making."""
     merged = _by_line([f for find in findings.FINDERS for f in find(recorder)])
     least = WORTH * (recorder.seconds - recorder.startup)
     worth = [f for f in merged if f.seconds > least or f.grave]
@@ -68,16 +68,17 @@ def advice(recorder: Recorder) -> list[Advice]:
 
 
 def _by_line(all_findings: list[Finding]) -> list[Finding]:
-    """One finding for each line, in the words of the first; their costs are one sum."""
-    lines: dict[tuple[str, int] | str, Finding] = {}
-    for one in all_findings:
-        key = (one.frame.filename, one.frame.line) if one.frame is not None else one.title
-        known = lines.get(key)
-        if known is None:
-            lines[key] = one
+    """One finding for each line: the first one, with the time of all findings of the line."""
+    by_line: dict[tuple[str, int] | str, Finding] = {}
+    for finding in all_findings:
+        frame = finding.frame
+        key = (frame.filename, frame.line) if frame is not None else finding.title
+        first = by_line.get(key)
+        if first is None:
+            by_line[key] = finding
         else:
-            lines[key] = dataclasses.replace(known, seconds=known.seconds + one.seconds)
-    return list(lines.values())
+            by_line[key] = dataclasses.replace(first, seconds=first.seconds + finding.seconds)
+    return list(by_line.values())
 
 
 def _advice(finding: Finding) -> Advice:
@@ -89,12 +90,12 @@ def _advice(finding: Finding) -> Advice:
 
 
 def seconds_text(seconds: float) -> str:
-    """``0.25 s``; less than a tenth of a second in milliseconds."""
+    """A time as ``0.25 s``, or in milliseconds if it is below a tenth of a second."""
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def note(recorder: Recorder) -> str:
-    """What the programs cost that every run needs, and how the next one has them; empty if there are none."""
+    """The cost of the programs that every run needs, and how the next run avoids it; empty if there are none."""
     new = [e for e in findings.normal_programs(recorder) if not e.from_cache]
     if not new:
         return ""

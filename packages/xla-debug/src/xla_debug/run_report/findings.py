@@ -1,7 +1,7 @@
-"""What a recorded run shows to be wrong with its script: one function for each kind of fault.
+"""Finds faults of a script in its recorded run: one function for each kind of fault.
 
-Each finding is derived from what was recorded, and has what it cost in this run. A line may be found
-more than once; ``advice`` puts those together under the finding that comes first in ``FINDERS``.
+Each finding has its cost in this run. If there are several for one line, ``advice`` merges them into the one whose
+function comes first in ``FINDERS``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from xla_debug.run_report.recorder import Recorder
 from xla_debug.run_report.records import Run, Spot, Step, What
 from xla_debug.steps.recompile_text import Cause, Explanation
 
-# Programs that a run has to make: no change of the script would avoid them.
+# Causes of programs that every run needs: no change of the script would avoid them.
 NORMAL: Final = (Cause.FIRST, Cause.NEW, Cause.OPTIMIZER)
-# This number of programs is normal: one for each mode of a model, or with and without former gradients.
+# Causes for which two programs are normal: one for each mode of a model, or with and without earlier gradients.
 _MODES: Final = 2
 _TWO: Final = (Cause.MODE, Cause.GRADIENTS)
-# Reads per step that are more than an occasional report, and the least number of reads that count.
+# A line reads often if it has at least this many reads per step, and this many in all.
 _OFTEN: Final = 0.1
 _FEW: Final = 3
-# A loop with fewer rounds is not worth another way of writing it.
+# An unrolled loop is reported if it has at least this many rounds, and this share of its program's operations.
 _ROUNDS: Final = 64
 _SHARE: Final = 0.5
-# Memory that grows: in so many steps at least, after so many of them, and so many bytes each.
+# Growth is reported if memory grew in this share of the later steps, of this many steps, by this many bytes in
+# each.
 _GROWING: Final = 0.8
 _STEPS: Final = 16
 _LEAKED: Final = 1 << 10
@@ -37,9 +38,9 @@ _LEAKED: Final = 1 << 10
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One fault: what it is, the line, the seconds that it cost, and what to write instead.
+    """One fault: its description, the line, the seconds that it cost, and what to write instead.
 
-    ``cost`` says what it costs in addition to time; ``grave`` is a fault that is told whatever time it takes.
+    ``cost`` describes costs other than time. A ``grave`` fault is reported however little time it costs.
     """
 
     title: str
@@ -52,7 +53,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class CauseRow:
-    """Programs made for one cause at one line."""
+    """The programs that were made for one cause at one line: their number, their seconds, and one explanation."""
 
     cause: Cause
     where: str
@@ -62,7 +63,7 @@ class CauseRow:
 
 
 def causes(recorder: Recorder) -> list[CauseRow]:
-    """Compilations by cause and line, the most expensive first."""
+    """The programs of a run by cause and line, those that took longest first."""
     groups: defaultdict[tuple[Cause, str], list[Explanation]] = defaultdict(list)
     for explanation in recorder.explanations():
         groups[explanation.cause, explanation.where()].append(explanation)
@@ -76,24 +77,24 @@ def causes(recorder: Recorder) -> list[CauseRow]:
 
 
 def is_normal(row: CauseRow) -> bool:
-    """Whether such programs are made in every run, and no line is to blame."""
+    """Whether every run needs these programs, so that no line is at fault."""
     return row.cause in NORMAL or (row.cause in _TWO and row.count <= _MODES)
 
 
 def _runs(recorder: Recorder) -> list[Run]:
-    left = [recorder.unfinished] if recorder.unfinished is not None else []
-    return [run for step in recorder.steps for run in step.runs] + left
+    unfinished = [recorder.unfinished] if recorder.unfinished is not None else []
+    return [run for step in recorder.steps for run in step.runs] + unfinished
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-# -- steps that nothing ends, or too much ---------------------------------------------------------
+# -- steps that are not ended, or ended too often -------------------------------------------------
 
 
 def missing_sync(recorder: Recorder) -> Iterator[Finding]:
-    """Several optimizer steps in one program, since nothing ended the first."""
+    """Several optimizer steps are in one program, because the script does not end them."""
     stuck = [run for run in _runs(recorder) if run.holds_several]
     marked = sum(step.ended is not None for step in recorder.steps)
     total = recorder.optimizer.total()
@@ -116,19 +117,19 @@ def missing_sync(recorder: Recorder) -> Iterator[Finding]:
 
 
 def several_syncs(recorder: Recorder) -> Iterator[Finding]:
-    """Syncs that cut each optimizer step in several programs."""
-    between = recorder.optimizer_steps[1:-1]  # whole ones only
+    """Calls of sync() cut each optimizer step into several programs."""
+    between = recorder.optimizer_steps[1:-1]  # without the first and last, which are not complete
     if len(between) < _FEW:
         return
-    marks = [Counter(syncs) for syncs in between]
-    last = Counter(syncs[0] for syncs in between if syncs)  # what ends the step after the optimizer
-    if not last:
+    counts = [Counter(syncs) for syncs in between]
+    after_optimizer = Counter(syncs[0] for syncs in between if syncs)
+    if not after_optimizer:
         return
-    keep = last.most_common(1)[0][0]
+    keep = after_optimizer.most_common(1)[0][0]  # the sync() that should end the step
     extra = [
         frame
-        for frame in marks[0]
-        if frame != keep and sum(syncs[frame] == 1 for syncs in marks) >= 0.8 * len(marks)
+        for frame in counts[0]
+        if frame != keep and sum(syncs[frame] == 1 for syncs in counts) >= 0.8 * len(counts)
     ]
     if not extra:
         return
@@ -138,15 +139,15 @@ def several_syncs(recorder: Recorder) -> Iterator[Finding]:
         f"{len(extra) + 1} torch_xla.sync() in each optimizer step, {len(extra)} too many (line {lines})",
         min(extra, key=lambda frame: (frame.filename, frame.line)),
         spent / 1e9,
-        f"keep the one in line {keep.line}, after the optimizer: the step is one program then, and the "
-        "device gets its work at once.",
+        f"keep the one in line {keep.line}, after the optimizer: then the step is one program, and the "
+        "device gets all its work at once.",
     )
 
 
 # -- lines that make the host wait ----------------------------------------------------------------
 
 _HOW: Final = {
-    What.CONDITION: "let the device decide: y = torch.where(condition, a, b) records both ways in one program.",
+    What.CONDITION: "let the device decide: y = torch.where(condition, a, b) has both branches in one program.",
     What.PRINT: "print after torch_xla.sync(), every 100 steps, or with xm.add_step_closure(print, ...).",
 }
 _HOW_CUT: Final = (
@@ -158,16 +159,16 @@ _HOW_READ: Final = (
     "xm.add_step_closure."
 )
 _HOW_SIZE: Final = (
-    ("nonzero", "torch.where(mask, a, b), or work on the mask: it has the same size in each step."),
+    ("nonzero", "use torch.where(mask, a, b), or the mask itself: its size is the same in each step."),
     ("unique", "count into a tensor of fixed size (torch.bincount(x, minlength=N)), or find them on the CPU, where "
      "the batch is made."),
     ("repeat_interleave", "give output_size=, or repeat on the CPU, where the batch is made."),
-    ("", "torch.where(mask, x, 0) instead of x[mask]: it has the same size in each step."),
+    ("", "use torch.where(mask, x, 0) instead of x[mask]: its size is the same in each step."),
 )  # fmt: skip
 
 
 def waits(recorder: Recorder) -> Iterator[Finding]:
-    """Fallbacks, sizes and values that are read in many steps."""
+    """Operators run on the CPU, or sizes or values are read in many steps."""
     fallbacks = {_line(s.frame) for s in recorder.spots.values() if s.what is What.FALLBACK}
     for spot in recorder.spots.values():
         if spot.what is What.FALLBACK:
@@ -189,8 +190,8 @@ def _of_fallback(spot: Spot) -> Finding:
         f"{spot.operator} ran {_times(spot.count)} on the CPU",
         spot.frame,
         spot.nanoseconds / 1e9,
-        "write it with operators that the device has, or call it outside the loop: each time what is pending runs, "
-        "its operands come to the host, and its results go back.",
+        "write it with operators that the device has, or call it outside the loop: each call runs the pending "
+        "operations, copies its operands to the host, and its results back.",
     )
 
 
@@ -200,7 +201,7 @@ def _of_read(spot: Spot) -> Finding:
     title = f"a value was read {times}{in_step}"
     if spot.what is What.SIZE:
         name = spot.operator.removeprefix("aten.").strip("_0123456789")
-        title = f"the size of {name}'s result is in the data: it was read {times}"
+        title = f"the size of {name}'s result depends on the data: it was read {times}"
         how = next(text for part, text in _HOW_SIZE if part in spot.operator)
     elif spot.what is What.CONDITION:
         title = f"Python waited for a value {times} to take a branch"
@@ -210,7 +211,7 @@ def _of_read(spot: Spot) -> Finding:
 
 
 def sent_again(recorder: Recorder) -> Iterator[Finding]:
-    """The same values sent to the device by one line in many steps."""
+    """One line sends the same values to the device in many steps."""
     lines: defaultdict[Frame | None, list[tuple[int, int, int]]] = defaultdict(list)
     for sent in recorder.sent.values():
         if _is_often(sent.count, recorder):
@@ -227,13 +228,13 @@ def sent_again(recorder: Recorder) -> Iterator[Finding]:
 
 
 def data(recorder: Recorder) -> Iterator[Finding]:
-    """Waiting for loaders of batches."""
+    """The loop waits for its data loader."""
     for frame, spent in recorder.loaders.items():
         yield Finding(
             "the loop waits for data",
             frame,
             spent / 1e9,
-            "give the DataLoader workers (num_workers=), prepare batches once, or use MpDeviceLoader.",
+            "use DataLoader's num_workers=, prepare batches once, or use MpDeviceLoader.",
         )
 
 
@@ -241,7 +242,7 @@ def data(recorder: Recorder) -> Iterator[Finding]:
 
 
 def compilations(recorder: Recorder) -> Iterator[Finding]:
-    """Programs that a change of the script would avoid."""
+    """Programs were made that a change of the script would avoid."""
     for row in causes(recorder):
         if not is_normal(row):
             frames = row.example.frames
@@ -249,12 +250,12 @@ def compilations(recorder: Recorder) -> Iterator[Finding]:
                 f"{row.count} program{'s' * (row.count > 1)} compiled: {row.cause.value}",
                 frames[0] if frames else None,
                 row.seconds,
-                f"{row.example.text}. Mend: {row.example.advice}.",
+                f"{row.example.text}. Advice: {row.example.advice}.",
             )
 
 
 def unrolled(recorder: Recorder) -> Iterator[Finding]:
-    """Loops that are most of a program which took long to compile."""
+    """A loop makes up most of a program, which takes long to compile."""
     by_line: defaultdict[Frame, list[Run]] = defaultdict(list)
     for run in _runs(recorder):
         loop = run.loop

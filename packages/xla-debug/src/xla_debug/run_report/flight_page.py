@@ -1,4 +1,4 @@
-"""The HTML page of a flight report: who waits for whom, and each process, in one file."""
+"""The HTML page of a flight report, as one file: which process waits for which, and the records of each one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xla_debug.run_report.html_report import page, table
 
 
 def render(report: dict[str, Any]) -> str:
-    """The whole page."""
+    """The whole page of a flight report."""
     processes = report["processes"]
     title = f"Flight report of job {report['job']}"
     body = [

@@ -1,4 +1,4 @@
-"""The HTML page of ``xla-debug run``: plots and tables in one file that needs nothing else."""
+"""The HTML page of ``xla-debug run``: plots and tables in one file without references to others."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ LABELS: Final = {
     "transfer": "copying to and from the device",
     "data": "waiting for data",
 }
-# Okabe and Ito's palette, told apart with every kind of colour vision
+# Okabe and Ito's palette, whose colours can be distinguished with every kind of colour vision
 _COLOURS: Final = {
     "tracing": "#56B4E9", "sync": "#F0E442", "compile": "#D55E00", "execute": "#009E73",
     "transfer": "#CC79A7", "data": "#E69F00",
 }  # fmt: skip
-# as the tables count: powers of 1024
+# powers of 1024, as in the tables
 _UNITS: Final = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
-# More bars than this are narrower than a pixel.
+# With more bars, they would be narrower than a pixel.
 _MAX_BARS: Final = 400
 
-# Columns of sentences: on a narrow screen they go below the rest of their row.
+# Columns of sentences; on a narrow screen they are below the other columns of their row.
 _TEXTS: Final = ("line, and what was different", "line", "why")
 _NUMBER: Final = "no."
 
 
 def render(recorder: Recorder, title: str) -> str:
-    """The whole page of a run."""
+    """The whole page of a run, with ``title`` as its heading."""
     body = _filled(
         "run.html",
         title=html.escape(title),
@@ -56,8 +56,8 @@ def page(title: str, body: str) -> str:
 
 
 def _filled(name: str, **parts: str) -> str:
-    """The template ``name``, a file of this folder, with HTML for each of its names."""
-    # read when a page is written: processes that only import this have no use for it
+    """The template ``name``, a file in this folder, with HTML in place of each of its names."""
+    # read it now and not at import: most processes write no page
     text = resources.files(__package__).joinpath(name).read_text("utf-8")
     return string.Template(text).substitute(parts)
 
@@ -108,7 +108,7 @@ def _advice(recorder: Recorder) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
-    """A table of cells that are HTML already."""
+    """An HTML table. ``columns`` and ``rows`` are HTML; ``numeric`` are the indices of columns with numbers."""
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
@@ -135,7 +135,7 @@ def _code(text: str) -> str:
 
 
 def _place(where: str, line: str) -> str:
-    """A place in the script and, below it, the code there."""
+    """HTML for a place in the script and, below it, the code there."""
     shown = f"<code class=line>{html.escape(line)}</code>" if line else "<br>"
     return _code(where) + shown
 
@@ -225,8 +225,8 @@ def _time_plot(steps: Sequence[Step]) -> str:
 
 
 def _shown_milliseconds(bins: Sequence[Sequence[Step]]) -> tuple[float, float]:
-    """Where the plot of times ends, and the highest bar."""
-    # a compiling step takes a hundred times as long as the others, which are to be seen too
+    """The top of the plot of times, and the highest bar, in milliseconds."""
+    # A step that compiles may take a hundred times as long as the others, which must stay visible.
     whole = sorted(sum(s.wall for s in group) / len(group) / 1e6 for group in bins)
     return 1.3 * whole[int(0.9 * (len(whole) - 1))], whole[-1]
 
@@ -235,9 +235,7 @@ def _cut_off(steps: Sequence[Step]) -> str:
     shown, highest = _shown_milliseconds(_binned(steps))
     if highest <= shown:
         return ""
-    text = (
-        f"The highest bar, cut off here, is {highest:.0f} ms; rest the pointer on it for its parts."
-    )
+    text = f"The highest bar, which is cut off here, is {highest:.0f} ms; point at it to see its parts."
     return f'<p class="note">{text}</p>'
 
 

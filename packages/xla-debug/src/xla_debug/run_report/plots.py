@@ -1,4 +1,4 @@
-"""The plots of a report, of the shapes of ``xla_core.support.svg``."""
+"""The plots of a report, drawn with ``xla_core.support.svg``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 12, 46
 def stacked_bars(
     places: Sequence[int], series: Sequence[Series], *, x_title: str, y_title: str, top: float
 ) -> str:
-    """Bars made of one part for each of ``series`` at each of ``places``, and a legend.
+    """One bar for each of ``places``, with a part for each of ``series``, and a legend.
 
-    Bars that are higher than ``top`` are cut off there.
+    Bars are cut off at ``top``.
     """
     plot = _Plot(300, top)
     width = plot.width / max(len(places), 1)
@@ -42,7 +42,7 @@ def stacked_bars(
 
 
 def horizontal_bars(rows: Sequence[tuple[str, float, str]], colour: str, x_title: str) -> str:
-    """One bar a row: label, value and the text beside it."""
+    """One bar for each row, which has a label, a value, and a text beside the bar."""
     row, left = 34, 260
     height = _TOP + row * len(rows) + _BOTTOM
     most = max((value for _, value, _ in rows), default=0.0) or 1.0
@@ -65,7 +65,7 @@ def horizontal_bars(rows: Sequence[tuple[str, float, str]], colour: str, x_title
 def line(
     points: Sequence[tuple[float, float]], colour: str, *, x_title: str, y_title: str, unit: str
 ) -> str:
-    """Points joined by a line; ``unit`` is said with the values that the pointer asks for."""
+    """Points joined by a line. The pointer shows the value of a point, with its ``unit``."""
     plot = _Plot(260, 1.08 * max((y for _, y in points), default=0.0))
     first, last = (points[0][0], points[-1][0]) if points else (0.0, 0.0)
     span = (last - first) or 1.0
@@ -84,7 +84,7 @@ def line(
 
 
 class _Plot:
-    """Axes from 0 to ``most`` upwards, and the area between them."""
+    """Two axes, the vertical one from 0 to ``most``, and the area between them."""
 
     def __init__(self, height: int, most: float) -> None:
         self.height = height
@@ -93,13 +93,13 @@ class _Plot:
         self.width = svg.WIDTH - _LEFT - _RIGHT
 
     def y(self, value: float) -> float:
-        """Where a value is; what is too high is at the top."""
+        """The vertical position of a value; the top for values above ``most``."""
         return self.bottom - (self.bottom - _TOP) * min(value, self.most) / self.most
 
     def svg(
         self, shapes: str, ticks: Iterable[tuple[float, str]], x_title: str, y_title: str
     ) -> str:
-        """The axes and, on them, the shapes."""
+        """The plot: axes, ticks, titles, and ``shapes``."""
         drawn = []
         for tick in svg.ticks(self.most):
             drawn.append(svg.rule(_LEFT, self.y(tick), svg.WIDTH - _RIGHT, self.y(tick)))
@@ -117,6 +117,6 @@ class _Plot:
 
 
 def _spread(count: int) -> list[int]:
-    """Indices of about ten labels for a number of places."""
+    """The indices of about ten of ``count`` places, which get labels."""
     step = max(1, -(-count // 10))
     return list(range(0, count, step))

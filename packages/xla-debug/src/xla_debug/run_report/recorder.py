@@ -1,8 +1,8 @@
-"""Records where the time of each step goes, for ``xla-debug run``: a listener, nothing else.
+"""Records where the time of each step goes, for ``xla-debug run``, by listening to events.
 
-A step's wall time is split into parts that do not overlap: what the core times is subtracted, and what
-is left is Python (the script and the recording of operators). The device works beside all of it;
-only what the host waits for it shows here.
+The wall time of a step is divided into parts that do not overlap: those that the core measures, and the rest, which
+is Python (the script, and the recording of operators). The device works at the same time; only the time that the
+host waits for it appears here.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from xla_debug.stacks.sync_causes import SyncCause
 from xla_debug.steps.differences import name_of
 from xla_debug.steps.recompile_text import Explanation
 
-# Smaller values are not compared with what was sent before: numbers of a step, which cost next to nothing.
+# Smaller values are not compared with earlier ones: they are single numbers, whose transfer costs next to nothing.
 _COMPARED_BYTES: Final = 256
-# The number of different sent values that are remembered.
+# The number of different sent values above which those that were sent only once are dropped.
 _MOST_SENT: Final = 4096
 
 
 class Recorder:
-    """Between ``start`` and ``stop``, a ``Step`` per step that the script ends.
+    """Records a ``Step`` for each step that the script ends between ``start`` and ``stop``.
 
-    ``spots`` are fallbacks and reads by line, ``sent`` what went to the device; ``optimizer`` counts the steps of
-    optimizers by line, ``loaders`` has the nanoseconds that loaders took. ``startup`` is the seconds before the
-    script used a device: imports and reading data, which belong to no step. ``unfinished`` is what was recorded
-    and never run.
+    ``spots`` has the fallbacks and reads by line, ``sent`` the values that were sent to the device by line and
+    checksum. ``optimizer`` counts the optimizers' steps by line, and ``optimizer_steps`` has the lines of the
+    sync() calls after each of them. ``loaders`` has the nanoseconds of data loaders by line. ``startup`` are the
+    seconds before the script used a device, for imports and reading data, which belong to no step. ``unfinished``
+    has the operations that were recorded but never ran. ``peak`` is the most device memory in use, in bytes.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class Recorder:
     # -- attaching ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen, and time what ``DataLoader`` iterators take."""
+        """Subscribe to the core's events, and measure the time of ``DataLoader`` iterators."""
         self._origin = self._began = time.perf_counter_ns()
         self._remove = [
             events.subscribe(events.ProgramCompiled, self._compiled),
@@ -99,7 +100,7 @@ class Recorder:
         DataLoader.__iter__ = timed  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """End recording; what came after the last step becomes a last one if anything ran in it."""
+        """Stop recording. If anything ran after the last step, it becomes another step."""
         for remove in self._remove:
             remove()
         DataLoader.__iter__ = self._loader_iter  # type: ignore[method-assign]
@@ -112,7 +113,7 @@ class Recorder:
             self._close()
 
     def explanations(self) -> list[Explanation]:
-        """Why each program since the start was made."""
+        """The explanations why programs were made since ``start``."""
         return recompile.explanations()[self._first_explanation :]
 
     # -- events ---------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Recorder:
         self._made(event.loading)
 
     def _uses_device(self, nanoseconds: int) -> None:
-        """The first step begins with the first event, which took so long."""
+        """The first event begins the first step; it took this number of nanoseconds."""
         if not self._used:
             self._used = True
             self._began = max(self._origin, time.perf_counter_ns() - nanoseconds)
@@ -178,10 +179,10 @@ class Recorder:
             self._own += time.perf_counter_ns() - began
 
     def _compare(self, array: object, nbytes: int, took: int) -> None:
-        """Whether this line has sent these values before."""
+        """Count the values that a line sends, by their checksum, to find those that it sends again."""
         frame = _user_frame()
         content = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        if len(self.sent) >= _MOST_SENT:  # a loop's batches: what came again is what matters
+        if len(self.sent) >= _MOST_SENT:  # batches that are sent once: only repeated values matter
             self.sent = {key: sent for key, sent in self.sent.items() if sent.count > 1}
         sent = self.sent.setdefault((frame, content), Sent(frame, nbytes))
         sent.nanoseconds += took if sent.count else 0
@@ -198,7 +199,7 @@ class Recorder:
         self._reads.append((time.perf_counter_ns(), event.nanoseconds, spot))
 
     def _reader(self) -> Spot:
-        """The spot of the read that is happening."""
+        """The spot of the line that is reading a value."""
         start = sys._getframe(2)
         cause, stack = sync_causes.current(start)
         line = stack[0] if stack else None
@@ -220,7 +221,9 @@ class Recorder:
 
     def _fell_back(self, event: events.Fallback) -> None:
         began = time.perf_counter_ns() - event.nanoseconds
-        while self._reads and self._reads[-1][0] >= began:  # its operands, which it counts itself
+        while (
+            self._reads and self._reads[-1][0] >= began
+        ):  # reads of its operands: its own time includes them
             _, took, spot = self._reads.pop()
             spot.count -= 1
             spot.nanoseconds -= took
@@ -261,7 +264,7 @@ class Recorder:
         self._began = time.perf_counter_ns()
 
     def _cut(self, run: Run) -> None:
-        """Something ran before its step had ended: count that where the value was wanted."""
+        """A run in the middle of a step: count it for the line that read a value."""
         for spot in self.spots.values():
             if spot.frame == run.asked_at:
                 spot.cuts += 1
@@ -291,8 +294,8 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        # a loader may run programs itself (collate on the device); that is not waiting for data,
-        # but too rare to be worth telling apart
+        # A loader may run programs (if it collates on the device). That is not waiting for data, but it is too rare
+        # to be counted separately.
         started = time.perf_counter_ns()
         try:
             return next(self._inner)

@@ -1,4 +1,4 @@
-"""What ``xla-debug run`` keeps of a run: steps, the runs in them, and the lines that made the host wait."""
+"""The records of ``xla-debug run``: steps, the runs in them, and the lines that made the host wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xla_debug.stacks.sync_causes import SyncCause
 from xla_debug.steps.repetitions import longest_loop
 
 PARTS: Final = ("tracing", "sync", "compile", "execute", "transfer", "data")
-"""Parts of a step: Python, preparing a run, compiling, waiting for results, copying, waiting for data."""
+"""The parts of a step: Python, preparing a run, compiling, waiting for results, copying, waiting for data."""
 
 
 class What(enum.Enum):
@@ -29,7 +29,7 @@ class What(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A line that a compiled step repeats: how often, and how much of the step it is."""
+    """A line that a compiled step repeats: the number of rounds, their operations, and their share of the step."""
 
     line: Frame
     rounds: int
@@ -39,10 +39,11 @@ class Loop:
 
 @dataclasses.dataclass
 class Run:
-    """One run of what was pending: which line asked for it and how, and what it was.
+    """One run of pending operations: the line and the cause that made them run, and their number.
 
-    ``optimizer`` counts the optimizers' steps in it by their lines. Of a program that it compiled, ``program`` is
-    the name, ``compiling`` the nanoseconds, and ``loop`` the longest loop.
+    ``nanoseconds`` is the time of the whole run. ``optimizer`` counts the optimizers' steps in it by line. If a
+    program was compiled, ``program`` is its name, ``compiling`` are the nanoseconds that it took, and ``loop`` is
+    its longest loop.
     """
 
     asked_at: Frame | None
@@ -56,7 +57,7 @@ class Run:
 
     @property
     def holds_several(self) -> bool:
-        """Whether it has two steps of one optimizer: nothing ended the first."""
+        """Whether it contains several steps of one optimizer, because the script did not end the first."""
         return max(self.optimizer.values(), default=0) > 1
 
 
@@ -64,7 +65,8 @@ class Run:
 class Step:
     """One step: nanoseconds by part, its runs and compilations, and the device's memory at its end.
 
-    ``ended`` is the line that ended it; None for what was left at the end of the script.
+    ``compilations`` are indices of explanations, ``sent`` and ``received`` are bytes. ``ended`` is the line that
+    ended the step, or None for operations that remained at the end of the script.
     """
 
     number: int
@@ -79,17 +81,17 @@ class Step:
     ended: Frame | None = None
 
     def close(self, wall: int) -> None:
-        """Give the rest of the wall time to Python."""
+        """Set the wall time, and count what no other part accounts for as time of Python."""
         self.wall = wall
-        known = sum(self.parts.values())
-        self.parts["tracing"] = max(0, wall - known)
+        accounted = sum(self.parts.values())
+        self.parts["tracing"] = max(0, wall - accounted)
 
 
 @dataclasses.dataclass
 class Spot:
     """A line that made the host wait: how often, for how many nanoseconds, and how often it cut a step in two.
 
-    ``operator`` ran on the CPU, or has a result whose size was read; empty for values.
+    ``operator`` is the operator that ran on the CPU, or whose result's size was read; it is empty for values.
     """
 
     what: What
@@ -101,7 +103,7 @@ class Spot:
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """The text for tables."""
         if self.what is What.FALLBACK:
             return self.operator
         return f"{self.what.value} ({self.operator})" if self.operator else self.what.value
@@ -109,7 +111,7 @@ class Spot:
 
 @dataclasses.dataclass
 class Sent:
-    """One value that a line sent to the device, again and again; ``nanoseconds`` without the first time."""
+    """A value that a line sends to the device ``count`` times; ``nanoseconds`` is the time of all but the first."""
 
     frame: Frame | None
     nbytes: int
@@ -119,7 +121,7 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Survivor:
-    """Values that were made at a line in one step, and are alive many steps later."""
+    """Values that a line created in one step and that are alive many steps later: their bytes and their number."""
 
     frame: Frame
     nbytes: int
@@ -127,7 +129,7 @@ class Survivor:
 
 
 def loop_of(entries: Sequence[Entry]) -> Loop | None:
-    """The longest loop of a step, as far as its lines are known."""
+    """The longest loop of a step; None if no lines are known."""
     longest = longest_loop(entries)
     if longest is None:
         return None

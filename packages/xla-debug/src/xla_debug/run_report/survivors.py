@@ -1,4 +1,4 @@
-"""Values that live on from step to step: what makes the memory of a loop grow."""
+"""Finds values that stay alive from step to step, which make the memory of a loop grow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from xla_debug.run_report.records import Survivor
 
 
 class Births:
-    """Remembers the results of steps 1, 2, 4, 8, ... and looks which are alive when that number has doubled."""
+    """Watches the results of steps 1, 2, 4, 8, ... and finds those that are alive when the number has doubled.
+
+    ``survivors`` has those that were found last.
+    """
 
     def __init__(self) -> None:
         self.survivors: list[Survivor] = []
@@ -21,12 +24,15 @@ class Births:
         self._born: list[tuple[Entry, dict[int, int], list[weakref.ref[object]]]] = []
 
     def made(self, last: Entry, outputs: dict[int, int], buffers: Sequence[Buffer]) -> None:
-        """Results of a program whose step ends with ``last``; ``outputs`` are their numbers and places."""
+        """Watch the results of a program, if it is the turn of this step.
+
+        ``last`` is the last entry of its step. ``outputs`` has the position in ``buffers`` of each value number.
+        """
         if _is_power(self._step):
             self._born.append((last, dict(outputs), [weakref.ref(b) for b in buffers]))
 
     def step_ended(self) -> None:
-        """A step ended: look, if it is time for it."""
+        """A step ended: find the survivors, if its number has doubled."""
         self._step += 1
         if _is_power(self._step):
             self.survivors = self._alive()

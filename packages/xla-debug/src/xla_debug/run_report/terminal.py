@@ -1,4 +1,4 @@
-"""A recorded run as tables on the terminal."""
+"""Prints a recorded run as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from xla_debug.run_report.recorder import Recorder
 from xla_debug.run_report.records import PARTS
 
 WIDTH: Final = 120
-"""Columns where the output is no terminal: lines of code should not be cut."""
+"""The number of columns if the output is not a terminal: wide enough for lines of code."""
 
 
 def show(recorder: Recorder, console: Console) -> None:
-    """Print the tables."""
+    """Print the tables and the advice."""
     steps = recorder.steps
     count = f"{len(steps)} step{'s' * (len(steps) != 1)}"
     console.rule(f"xla-debug: {count} in {recorder.seconds:.1f} s")
@@ -31,7 +31,7 @@ def show(recorder: Recorder, console: Console) -> None:
         if changes:
             _show_advice(changes, "", console)
         return
-    console.print(f"{recorder.startup:.1f} s of it before the script used the device")
+    console.print(f"of these, {recorder.startup:.1f} s before the script used the device")
     console.print(_parts_table(recorder))
     console.print(_causes_table(findings.causes(recorder)))
     spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)

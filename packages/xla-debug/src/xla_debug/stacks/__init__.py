@@ -1,1 +1,1 @@
-"""The user's lines, found on Python's stack."""
+"""Finds the user's lines on Python's stack, and the statements around them in the source."""

@@ -1,9 +1,8 @@
-"""Finds the place in the user's program where an operation is recorded, from Python's stack.
+"""Finds the place in the user's program at which an operation is recorded, from Python's stack.
 
-Runs once per entry that is new to a trace's tree, never in a step that repeats a former one. An
-operation of the backward pass runs in a thread of autograd's that has no Python frames of the
-user; it gets the place of the forward operation whose gradient it computes, which autograd's
-sequence numbers tell.
+This runs once for each entry that is new in a trace's tree, never in a step that repeats an earlier one. Operations
+of the backward pass run in a thread of autograd without Python frames of the user. They get the place of the
+forward operation whose gradient they compute, which is found by autograd's sequence numbers.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from xla_core.support import caches
 from xla_core.support.own_packages import IMPORT_NAMES
 
 KEPT_FRAMES: Final = 4
-# More forward operations than this in one step, and the oldest are forgotten.
+# The most forward operations whose places are kept for the backward pass.
 MAX_SEQUENCES: Final = 65_536
 
-# Parts of PyTorch that matter here come before PyTorch itself; from _OWN on, files say nothing.
+# The kinds of files. Frames of _OWN and _PYTHON are never the place of an operation.
 _USER, _MODULE, _OPTIMIZER, _TORCH, _OWN, _PYTHON = range(6)
-# More places than this are forgotten: a program that makes its code as it runs has endlessly many.
+# The most places that are kept: a program that generates code while it runs has no end of them.
 _MAX_DESCRIBED: Final = 65_536
-# Methods of a tensor that make its text.
+# The methods that convert a tensor to text.
 _TEXTS: Final = ("__repr__", "__format__")
 
 
@@ -48,19 +47,20 @@ def _folder(package: str) -> str | None:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, int], ...]:
-    owned = [(_folder(name), _OWN) for name in IMPORT_NAMES]
+    """Prefixes of file names and their kinds; the first one that fits counts, so that parts precede the whole."""
+    own = [(_folder(name), _OWN) for name in IMPORT_NAMES]
     stdlib = sysconfig.get_path("stdlib") + os.sep
-    parts = [
+    torch = [
         (_folder("torch.nn.modules.module"), _MODULE),
         (_folder("torch.optim"), _OPTIMIZER),
         (_folder("torch"), _TORCH),
     ]
-    folders = [*owned, *parts, (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
+    folders = [*own, *torch, (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
     return tuple((path, kind) for path, kind in folders if path is not None)
 
 
 class _Kinds(dict[str, int]):
-    """What each file is; looked up for every frame of a stack, so a plain look-up it is."""
+    """The kind of each file. A dict, because it is looked up for every frame of a stack."""
 
     def __missing__(self, filename: str) -> int:
         if len(self) >= _MAX_DESCRIBED:
@@ -74,13 +74,13 @@ _kinds: Final = _Kinds()
 
 def _kind_of(filename: str) -> int:
     if "site-packages" in filename or "dist-packages" in filename:
-        # an installed package may lie below the standard library's folder
+        # packages may be installed in a folder inside the standard library's
         return next((k for p, k in _folders() if k != _PYTHON and filename.startswith(p)), _USER)
     return next((kind for path, kind in _folders() if filename.startswith(path)), _USER)
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file belongs neither to PyTorch, to this project nor to Python itself."""
+    """Whether a file belongs neither to PyTorch nor to this project nor to Python's standard library."""
     return _kinds[filename] == _USER
 
 
@@ -90,42 +90,42 @@ def is_own_file(filename: str) -> bool:
 
 
 def frames(start: FrameType | None) -> Iterator[FrameType]:
-    """A stack from ``start`` outwards."""
+    """The frames of a stack, from ``start`` outwards."""
     while start is not None:
         yield start
         start = start.f_back
 
 
-# by the code's id and the position in it: the code itself, since ids are used again, and the place
+# The key is the code's id and the position in it. The code itself is stored too, since ids are reused.
 _described: caches.Bounded[tuple[int, int], tuple[CodeType, Frame]] = caches.Bounded(
     "places in code", _MAX_DESCRIBED
 )
 
 
 def described(frame: FrameType) -> Frame:
-    """Function, file and current line of a frame: one object per place."""
+    """Function, file and current line of a frame: always the same object for the same place."""
     code = frame.f_code
     key = (id(code), frame.f_lasti)
-    known = _described.get(key)
-    if known is not None and known[0] is code:
-        return known[1]
+    entry = _described.get(key)
+    if entry is not None and entry[0] is code:
+        return entry[1]
     place = Frame(code.co_name, code.co_filename, frame.f_lineno)
     return _described.keep(key, (code, place))[1]
 
 
 def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Frame, ...]:
-    """The innermost frames of the user's own code, innermost first."""
-    kept: list[Frame] = []
+    """The ``limit`` innermost frames of the user's code in the stack from ``start``, innermost first."""
+    of_user: list[Frame] = []
     for frame in frames(start):
         if is_user_file(frame.f_code.co_filename):
-            kept.append(described(frame))
-            if len(kept) == limit:
+            of_user.append(described(frame))
+            if len(of_user) == limit:
                 break
-    return tuple(kept)
+    return tuple(of_user)
 
 
 def is_printing(start: FrameType | None) -> bool:
-    """Whether a stack, from ``start`` to the user's line, is making the text of a tensor."""
+    """Whether the user's line of the stack from ``start`` has called the conversion of a tensor to text."""
     for frame in frames(start):
         if is_user_file(frame.f_code.co_filename):
             return False
@@ -135,19 +135,19 @@ def is_printing(start: FrameType | None) -> bool:
 
 
 def source(frame: Frame) -> str:
-    """The text of a line without indentation, empty where its file cannot be read."""
+    """The text of a frame's line without indentation; empty if the file cannot be read."""
     return linecache.getline(frame.filename, frame.line).strip()
 
 
 class _Scopes(threading.local):
-    """Names pushed by the user (``xp.Trace``), outermost first, per thread."""
+    """The scopes that the user has opened (``xp.Trace``), outermost first, of each thread."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
 
 _scopes = _Scopes()
-# by the parent's id, as long as it lives: a reference that forgets it, its submodules' names by their ids
+# For each module, by its id: a weak reference that removes the entry, and the names of its submodules by their ids.
 _children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
 _interned: caches.Bounded[
     tuple[object, ...], tuple[tuple[Frame, ...], dict[str, SourceLocation]]
@@ -160,17 +160,17 @@ _backward_calls: dict[int, tuple[Frame, ...]] = {}
 
 
 def push_scope(name: str) -> None:
-    """Put ``name`` around the operations that this thread records from now on."""
+    """Open the scope ``name`` for the operations that this thread records from now on."""
     _scopes.names.append(name)
 
 
 def pop_scope() -> None:
-    """Undo the last ``push_scope`` of this thread."""
+    """Close the scope that this thread opened last."""
     _scopes.names.pop()
 
 
 def locate() -> SourceLocation | None:
-    """The place that records an operation right now; None outside of any user's code."""
+    """The place of the operation that is being recorded; None if no code of the user's has called it."""
     start = sys._getframe(2)
     node = autograd.backward_sequence()
     if node is not None:
@@ -179,7 +179,8 @@ def locate() -> SourceLocation | None:
     if not users and inner is None:
         return None
     where = _intern(users, inner, _scope_of(modules), optimizer, False)
-    # the node of this operation was made just before it was dispatched; the first to ask has it
+    # Autograd created the node of this operation just before dispatching it. An operator may be dispatched as
+    # several ones: the place of the first one is kept.
     sequence = autograd.next_sequence() - 1
     if sequence not in _forward:
         _forward.keep(sequence, where)
@@ -187,6 +188,7 @@ def locate() -> SourceLocation | None:
 
 
 def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[object], bool]:
+    """What a stack contains: the user's frames, the innermost frame outside this project, modules, an optimizer."""
     users: list[Frame] = []
     inner: Frame | None = None
     modules: list[object] = []
@@ -203,8 +205,7 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[obje
                 if len(users) < KEPT_FRAMES:
                     users.append(described(frame))
             elif kind == _MODULE:
-                # of all frames of a module's call the one with the fewest variables: up to Python 3.12
-                # f_locals copies them
+                # the frame of a module's call with the fewest variables: f_locals copies them up to Python 3.12
                 if code.co_name == "_wrapped_call_impl":
                     modules.append(frame.f_locals.get("self"))
             elif kind == _OPTIMIZER:
@@ -221,12 +222,13 @@ def _intern(
     optimizer: bool,
     backward: bool,
 ) -> SourceLocation:
+    """The location with these attributes: always the same object for the same attributes."""
     frames = tuple(users)
     key = (frames, inner, optimizer, backward)
-    known = _interned.get(key)
-    if known is None:
-        known = _interned.keep(key, (frames, {}))
-    frames, by_scope = known  # equal layers differ in their scope alone, and share the rest
+    entry = _interned.get(key)
+    if entry is None:
+        entry = _interned.keep(key, (frames, {}))
+    frames, by_scope = entry  # equal layers differ only in their scope, and share the frames
     where = by_scope.get(scope)
     if where is None:
         where = by_scope[scope] = SourceLocation(frames, inner, scope, optimizer, backward)
@@ -234,7 +236,11 @@ def _intern(
 
 
 def _scope_of(modules: list[object]) -> str:
-    """``Net/encoder/layers.0/fc1``: the outermost module's class, then names inside each other."""
+    """The scope of nested calls of modules: ``Net/encoder/layers.0/fc1``.
+
+    It begins with the scopes that the user has opened. The outermost module is named by its class, and each other
+    one by its name inside the module around it.
+    """
     names = list(_scopes.names)
     parent = None
     for module in modules:
@@ -247,16 +253,20 @@ def _scope_of(modules: list[object]) -> str:
 
 
 def _names_in(parent: Any) -> dict[int, str]:
+    """The names of a module's submodules by their ids."""
     key = id(parent)
-    known = _children.get(key)
-    if known is None:
+    entry = _children.get(key)
+    if entry is None:
         names = {id(m): name for name, m in parent.named_modules() if name}
-        forget = _children.pop  # bound: when Python ends, the module's names go before the callback
-        known = _children[key] = (ref(parent, lambda _: forget(key, None)), names)
-    return known[1]
+        remove = (
+            _children.pop
+        )  # bound now: at Python's end, globals may be gone when the callback runs
+        entry = _children[key] = (ref(parent, lambda _: remove(key, None)), names)
+    return entry[1]
 
 
 def _of_backward(sequence: int, start: FrameType) -> SourceLocation:
+    """The place of an operation of the backward pass, whose forward operation has this sequence number."""
     forward = _forward.get(sequence)
     frame: FrameType | None = start
     while frame is not None and _kinds[frame.f_code.co_filename] == _OWN:
@@ -273,12 +283,12 @@ def _of_backward(sequence: int, start: FrameType) -> SourceLocation:
 
 
 def backward_call() -> tuple[Frame, ...]:
-    """The user's frames around the ``backward()`` that is running, in whatever thread it waits."""
+    """The user's frames that called the running ``backward()``, in whichever thread waits for it."""
     task = autograd.current_backward()
     callers = _backward_calls.get(task)
     if callers is None:
-        # no variable holds these frames: this function's own is among them, and with it in a cycle
-        # the values of everything that called it would live until Python's collector comes
+        # Do not store these frames in a variable: this function's own frame is among them, and the reference cycle
+        # would keep all values of its callers alive until Python's garbage collector runs.
         callers = next(filter(None, map(_awaits_backward, sys._current_frames().values())), ())
         _backward_calls.clear()
         _backward_calls[task] = callers
@@ -286,6 +296,6 @@ def backward_call() -> tuple[Frame, ...]:
 
 
 def _awaits_backward(top: FrameType) -> tuple[Frame, ...]:
-    """The user's frames of a thread that called ``backward()``; empty for any other."""
+    """The user's frames of a thread that waits for ``backward()``; empty for any other thread."""
     called = any(f.f_code.co_name == "_engine_run_backward" for f in frames(top))
     return user_frames(top) if called else ()

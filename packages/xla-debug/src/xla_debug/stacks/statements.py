@@ -1,7 +1,7 @@
-"""The loops and branches of the user's source around a line, from the file's syntax tree.
+"""Finds the loops and branches around a line of the user's source, from the file's syntax tree.
 
-A recorded step says which lines ran. That a line ran five times, or not at all, is the doing of a statement
-above it, and that one is what the user has to look at.
+A recorded step shows which lines ran. If a line ran five times, or not at all, a statement around it is the reason,
+and that statement is what the user has to change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _trees: caches.Bounded[str, ast.Module | None] = caches.Bounded("syntax trees", 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Lines ``first`` to ``last`` of a file, which the statement at ``header`` runs, or does not."""
+    """A body, lines ``first`` to ``last`` of a file, of the loop or ``if`` statement in line ``header``."""
 
     filename: str
     header: int
@@ -31,7 +31,7 @@ class Block:
     last: int
 
     def holds(self, frame: Frame) -> bool:
-        """Whether a line is in the block."""
+        """Whether a frame's line is in the block."""
         return frame.filename == self.filename and self.first <= frame.line <= self.last
 
 
@@ -41,7 +41,7 @@ def _tree(filename: str) -> ast.Module | None:
     try:
         tree: ast.Module | None = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
-        tree = None  # not a file of Python, or one that has changed
+        tree = None  # not a Python file, or one that was changed since
     return _trees.keep(filename, tree)
 
 
@@ -50,7 +50,7 @@ def _span(nodes: list[ast.stmt]) -> tuple[int, int]:
 
 
 def _path(frame: Frame) -> list[ast.AST]:
-    """The nodes of the syntax tree that a line is in, outermost first, from its function on."""
+    """The nodes of the syntax tree around a line, outermost first, inside the line's function."""
     nodes: list[ast.AST] = []
     level: list[ast.AST] = [tree] if (tree := _tree(frame.filename)) is not None else []
     while level:
@@ -58,21 +58,24 @@ def _path(frame: Frame) -> list[ast.AST]:
             first = getattr(node, "lineno", frame.line)
             if first <= frame.line <= (getattr(node, "end_lineno", None) or frame.line):
                 if isinstance(node, _FUNCTIONS):
-                    nodes.clear()  # a loop around a function's definition does not run its lines
+                    nodes.clear()  # a loop around the definition of a function does not repeat the function's lines
                 nodes.append(node)
         level = [
-            child for node in level for child in ast.iter_child_nodes(node) if _near(child, frame)
+            child
+            for node in level
+            for child in ast.iter_child_nodes(node)
+            if _contains(child, frame)
         ]
     return nodes
 
 
-def _near(node: ast.AST, frame: Frame) -> bool:
+def _contains(node: ast.AST, frame: Frame) -> bool:
     first = getattr(node, "lineno", None)
     return first is not None and first <= frame.line <= (getattr(node, "end_lineno", None) or first)
 
 
 def loops_around(frame: Frame) -> list[Block]:
-    """The bodies of loops that a line is in, innermost first; those of its own function."""
+    """The bodies of loops around a line, innermost first, inside the line's function."""
     loops: list[Block] = []
     for node in reversed(_path(frame)):
         if isinstance(node, _LOOPS):
@@ -83,19 +86,19 @@ def loops_around(frame: Frame) -> list[Block]:
 
 
 def arms_around(frame: Frame) -> list[Block]:
-    """The arms of ``if`` statements that a line is in, innermost first; those of its own function."""
-    inside: list[Block] = []
+    """The arms of ``if`` statements around a line, innermost first, inside the line's function."""
+    around: list[Block] = []
     for node in reversed(_path(frame)):
         if isinstance(node, ast.If):
             arms = [body for body in (node.body, node.orelse) if body]
             blocks = [Block(frame.filename, node.lineno, *_span(body)) for body in arms]
-            inside.extend(block for block in blocks if block.holds(frame))
-    return inside
+            around.extend(block for block in blocks if block.holds(frame))
+    return around
 
 
 def is_condition(frame: Frame) -> bool:
-    """Whether a line holds the condition of an ``if``, a ``while`` or an ``assert``."""
+    """Whether a line is part of the condition of an ``if``, ``while`` or ``assert``."""
     tests = (
         n.test for n in _path(frame) if isinstance(n, (ast.If, ast.While, ast.Assert, ast.IfExp))
     )
-    return any(_near(test, frame) for test in tests)
+    return any(_contains(test, frame) for test in tests)

@@ -1,4 +1,4 @@
-"""Who asked for what was pending: which call made a step run, from Python's stack."""
+"""Finds the call that made pending operations run, from Python's stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROFILER: Final = "xla_debug.profiler"
 
 
 class SyncCause(enum.Enum):
-    """What made pending operations run, in torch_xla's words; it does not tell SIZE from VALUE."""
+    """What made pending operations run, in torch_xla's words (torch_xla has one text for SIZE and VALUE)."""
 
     SYNC = "user torch_xla.sync"
     LOADER = "torch_xla.sync in parallel loader at step end"
@@ -34,12 +34,12 @@ class SyncCause(enum.Enum):
 
     @property
     def ends_step(self) -> bool:
-        """Whether this is how a step is meant to end."""
+        """Whether this is an intended end of a step."""
         return self not in (SyncCause.VALUE, SyncCause.SIZE)
 
 
 def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...]]:
-    """Why a flush runs right now, and the user's frames that led to it."""
+    """The cause of the flush that is running, and the user's frames that led to it, innermost first."""
     start = start or sys._getframe(1)
     own: list[tuple[str, str]] = []
     for frame in stack_frames.frames(start):
@@ -47,14 +47,15 @@ def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...
         if stack_frames.is_own_file(filename):
             own.append((frame.f_code.co_name, frame.f_globals.get("__name__", "")))
         elif stack_frames.is_user_file(filename):
-            break  # what called the user's code did not ask for this
+            break  # frames further out have called the user's code, not the flush
     return _cause(own), stack_frames.user_frames(start, limit=64)
 
 
 def _cause(own: list[tuple[str, str]]) -> SyncCause:
+    """The cause that follows from this project's functions on the stack: their names and modules."""
     graph = {name for name, module in own if module == COMPILED_GRAPH_MODULE}
     if graph:
-        if "_buffers" in graph:  # what its arguments still wait for
+        if "_buffers" in graph:  # it computes arguments that are pending
             return SyncCause.DYNAMO_INPUTS
         return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
     if any("loader" in module.rpartition(".")[2] for _, module in own):

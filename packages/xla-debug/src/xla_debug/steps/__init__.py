@@ -1,1 +1,1 @@
-"""Recorded steps looked at, printed and compared."""
+"""Prints and compares recorded steps."""

@@ -1,8 +1,8 @@
-"""The first difference between two recorded steps, before any words are found for it.
+"""Finds the first difference between two recorded steps; ``recompile_text`` describes it.
 
-Steps that begin alike share entries of the trace's tree, so that the first difference is where two
-paths part. What comes after is compared by operator only, to tell a change from an addition:
-numbers of values shift as soon as something is added.
+Steps with the same beginning share entries of the trace's tree, so that the first difference is where their paths
+part. The entries after it are compared by operator only, to distinguish changes from additions: an addition shifts
+the numbers of all values behind it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Final
 from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, operations_of
 
-# The number of operators in a row that must agree before two steps count as aligned again.
+# The number of consecutive operators that must agree for two steps to count as aligned again.
 _AGREEMENT: Final = 3
-# How far an addition or omission may reach before it counts as "something else".
+# The most entries after the first difference among which the steps are aligned.
 _WINDOW: Final = 400
 
 
 class Kind(enum.Enum):
-    """How two steps differ at the first place where they do."""
+    """The kind of the first difference between two steps."""
 
-    RESULTS = "the same operations, other results are wanted"
+    RESULTS = "the same operations, with other results"
     ENDS = "ends earlier"
     GOES_ON = "goes on"
     INPUT = "an input of another shape or dtype"
@@ -36,7 +36,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One argument of an operator that differs: its name or number, and both values."""
+    """An argument of an operator that differs: its name or number, and both values."""
 
     argument: str
     old: Any
@@ -45,11 +45,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """``position`` counts the entries that are equal; ``old`` and ``new`` are what follows them.
+    """The first difference between two steps, behind ``position`` equal entries.
 
-    For ADDED, MISSING and OTHER they are all entries up to where the steps agree again, for ENDS and GOES_ON
-    all that are left.
-    ``old_next`` and ``new_next`` are the first operators (not inputs) from there on.
+    ``old`` and ``new`` are the entries there in which the steps differ. For ADDED, MISSING and OTHER these are all
+    entries up to the place where the steps agree again, for ENDS and GOES_ON all remaining entries. ``old_next``
+    and ``new_next`` are the first operators (not inputs) behind them. ``changes`` are the arguments that differ
+    (ARGUMENTS).
     """
 
     kind: Kind
@@ -62,12 +63,12 @@ class Difference:
 
 
 def name_of(entry: Entry) -> str:
-    """The operator's name, ``input`` for an input."""
+    """The name of an entry's operator; ``input`` for an input."""
     return entry.plan.name if isinstance(entry, Operation) else "input"
 
 
 def count_operations(entries: Sequence[Entry]) -> int:
-    """How many of the entries are operators; the others are inputs."""
+    """The number of operators among the entries; the others are inputs."""
     return len(operations_of(entries))
 
 
@@ -125,7 +126,10 @@ def _operator(entries: Sequence[Entry], start: int) -> Entry | None:
 
 
 def _agreement(old: Sequence[Entry], new: Sequence[Entry], at: int) -> tuple[int, int]:
-    """How many entries to skip on either side until the same operators follow; (0, 0) for none."""
+    """How many entries to skip in each step until the same operators follow, as few as possible.
+
+    (0, 0) if the entries at ``at`` have the same operator; all remaining entries if the steps do not agree again.
+    """
     left = [name_of(e) for e in old[at : at + _WINDOW]]
     right = [name_of(e) for e in new[at : at + _WINDOW]]
     if left == right:
@@ -145,14 +149,14 @@ def _agree(left: list[str], a: int, right: list[str], b: int) -> bool:
 
 
 def argument_changes(old: Operation, new: Operation) -> Iterator[Change]:
-    """The arguments in which two entries of one operator differ."""
+    """The arguments in which two calls of one operator differ."""
     names = [a.name for a in schema_of(old.plan.overload).arguments]
     for index in range(max(len(old.args), len(new.args))):
         before = old.args[index] if index < len(old.args) else None
         after = new.args[index] if index < len(new.args) else None
         if not _same(before, after):
-            known = index < len(names) and not old.plan.is_put
-            yield Change(names[index] if known else f"argument {index}", before, after)
+            named = index < len(names) and not old.plan.is_put
+            yield Change(names[index] if named else f"argument {index}", before, after)
     for name in {**old.kwargs, **new.kwargs}:
         before, after = old.kwargs.get(name), new.kwargs.get(name)
         if not _same(before, after):

@@ -1,4 +1,4 @@
-"""Recorded steps as text, Graphviz and HLO, in torch_xla's formats, and what a tensor is made of."""
+"""Prints recorded steps as text, Graphviz and HLO in torch_xla's formats, and describes single tensors."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_debug import settings
 from xla_debug.steps.hlo_form import torch_xla_form
 
-_LONGEST: Final = 64  # torch_xla cuts values in Graphviz labels here
+_LONGEST: Final = 64  # torch_xla cuts values in Graphviz labels to this length
 _HLO_NAME: Final = "IrToHlo"
 
 
 class _IrDebug:
-    """``_set_ir_debug``: like XLA_IR_DEBUG, switched while the process runs."""
+    """The value that ``set_ir_debug`` has set, which overrides XLA_IR_DEBUG; None if it was not called."""
 
     forced: bool | None = None
 
 
 def set_ir_debug(on: bool) -> None:
-    """Have graph texts name Python lines, or not, whatever ``XLA_IR_DEBUG`` says."""
+    """Set whether texts of graphs have Python lines, overriding ``XLA_IR_DEBUG``."""
     _IrDebug.forced = on
 
 
 def ir_debug() -> bool:
-    """Whether graph texts name Python lines."""
+    """Whether texts of graphs have Python lines."""
     return settings.IR_DEBUG.get() if _IrDebug.forced is None else _IrDebug.forced
 
 
 def shape_text(meta: TensorMeta | None) -> str:
-    """``f32[2,3]{1,0}``; without a layout for a number: ``f32[]``."""
+    """The shape of a value as ``f32[2,3]{1,0}``; that of a scalar, without a layout, as ``f32[]``."""
     return "()" if meta is None else layout_text(meta).removesuffix("{}")
 
 
@@ -81,7 +81,7 @@ class _Node:
         self.roots: list[int] = []
 
     def tags(self, located: bool) -> Iterator[str]:
-        """What follows the operands; ``located`` adds scope and Python line."""
+        """The texts behind the operands; with ``located``, scope and Python line are among them."""
         yield from self.attributes
         if located and self.where is not None:
             frame = self.where.inner or (self.where.frames[0] if self.where.frames else None)
@@ -120,11 +120,11 @@ class _Graph:
             names = [a.name for a in schema]
             numbers = {a.name for a in schema if str(a.type) == "number"}
             scalar = _scalar_meta(entry)
-            given = [
+            positional = [
                 (names[i] if i < len(names) else f"argument{i}", value)
                 for i, value in enumerate(entry.args)
             ]
-            for label, value in (*given, *entry.kwargs.items()):
+            for label, value in (*positional, *entry.kwargs.items()):
                 if label in numbers and isinstance(value, (int, float)):
                     operands.append(self._constant(value, scalar))
                 else:
@@ -156,13 +156,14 @@ class _Graph:
             attributes.append(f"{label}={shown}")
 
     def _constant(self, value: float, scalar: TensorMeta) -> str:
-        """A number of the program itself, as a node of its own."""
+        """Add a node for a number that is compiled into the program, and return its name."""
         node = _Node("prim::Constant", (scalar,), [], None)
         node.values = [f"value={value}"]
         self.nodes.append(node)
         return f"%{len(self.nodes) - 1}"
 
     def _number(self, lift: Lift, scalar: TensorMeta) -> str:
+        """Add a node for a lifted number, and return its name."""
         meta = lift.example
         if not isinstance(meta, TensorMeta):
             fits = scalar.dtype.is_floating_point or not lift.is_float
@@ -172,7 +173,7 @@ class _Graph:
 
 
 def _scalar_meta(entry: Entry) -> TensorMeta:
-    """What a number among an operation's operands is computed as: a value of its result's dtype."""
+    """The meta of a number among an operation's operands: a scalar of the result's dtype."""
     dtype = next((m.dtype for m in entry.metas if m is not None), torch.float32)
     return tensor_meta((), torch.int64 if dtype is torch.bool else dtype)
 
@@ -180,9 +181,9 @@ def _scalar_meta(entry: Entry) -> TensorMeta:
 def graph_as_text(
     entries: Sequence[Entry], outputs: Sequence[int], lines: bool | None = None
 ) -> str:
-    """The operations that ``outputs`` need as torch_xla's ``IR { ... }``.
+    """The operations that compute ``outputs``, as torch_xla's text ``IR { ... }``.
 
-    ``lines``: whether Python lines are named; default: as ``XLA_IR_DEBUG`` says.
+    ``lines`` says whether Python lines are added (default: as ``ir_debug()`` says).
     """
     located = ir_debug() if lines is None else lines
     rows = ["IR {"]
@@ -193,7 +194,7 @@ def graph_as_text(
 
 
 def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
-    """The same as a Graphviz digraph."""
+    """The operations that compute ``outputs``, as a Graphviz digraph."""
     nodes = _Graph(entries, outputs).nodes
     lines = ["digraph G {"]
     for number, node in enumerate(nodes):
@@ -211,7 +212,7 @@ def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
 
 
 def graph_as_hlo(stablehlo: bytes) -> str:
-    """A lowered program as HLO text; with ``XLA_HLO_DEBUG`` every operation names its Python line."""
+    """A lowered program as HLO text; with ``XLA_HLO_DEBUG``, each operation has its Python line."""
     return torch_xla_form(inline_lines(programs.hlo_text(stablehlo, tupled=True)))
 
 
@@ -226,10 +227,10 @@ _OPERATOR: Final = re.compile(r"([a-z]\w*)\.(\w+)\.\w+$")
 
 
 def inline_lines(hlo: str) -> str:
-    """HLO text whose metadata refers to tables of files and lines, with these written out.
+    """HLO text with files and lines in the metadata of each operation, instead of tables that it refers to.
 
-    ``metadata={op_type="aten__mm" op_name="Net/fc/aten__mm" source_file="train.py" source_line=7}``:
-    the form that HLO had before it got the tables, which readers of it look for.
+    ``metadata={op_type="aten__mm" op_name="Net/fc/aten__mm" source_file="train.py" source_line=7}`` is the form
+    that HLO had before it got the tables, and that scripts search.
     """
     sections = {t.strip().partition("\n")[0]: t for t in _TABLE.findall(hlo)}
     files = dict(_FILE.findall(sections.get("FileNames", "")))
@@ -258,26 +259,26 @@ def _split_name(name: str) -> tuple[str, str]:
     return "", parts[-1]
 
 
-# -- of tensors ---------------------------------------------------------------------------------
+# -- graphs and descriptions of tensors ---------------------------------------------------------
 
 
 def tensors_text(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as text; nothing is run and the step stays as it is."""
+    """The pending operations that compute ``tensors``, as text. Runs nothing and does not change the step."""
     with graph_of(tensors) as (_, entries, outputs):
         return graph_as_text(entries, outputs)
 
 
 def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as a Graphviz digraph."""
+    """The pending operations that compute ``tensors``, as a Graphviz digraph."""
     with graph_of(tensors) as (_, entries, outputs):
         return graph_as_dot(entries, outputs)
 
 
 def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as HLO that no compiler has touched yet.
+    """The pending operations that compute ``tensors``, as HLO before any compiler pass.
 
-    With ``XLA_DUMP_POST_OPTIMIZATIONS`` it is compiled, and this is one device's program after the compiler's
-    passes: collectives of a program over a mesh are in it.
+    With ``XLA_DUMP_POST_OPTIMIZATIONS`` it is the compiled program of one device, after the compiler's passes. That
+    of a program over a mesh contains the collectives.
     """
     if not settings.DUMP_POST_OPTIMIZATIONS.get():
         return graph_as_hlo(tensors_stablehlo(tensors))
@@ -286,14 +287,14 @@ def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
-    """What computes ``tensors``, as StableHLO bytecode."""
+    """The pending operations that compute ``tensors``, as StableHLO bytecode."""
     with _lowered(tensors) as (_, program):
         return program.stablehlo
 
 
 @contextlib.contextmanager
 def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]:
-    """The trace that ``tensors`` are pending in, and the program that computes them alone."""
+    """The trace in which ``tensors`` are pending, and a program that computes only them."""
     with graph_of(tensors) as (trace, entries, outputs):
         if trace.backend.virtual_name is None and not trace.backend.replicas:
             entries, outputs = excerpt(entries, outputs)
@@ -303,10 +304,10 @@ def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]
 
 
 def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
-    """The pending tensors of a device (default: the current one) whose graphs are large, with these.
+    """The pending tensors of ``device`` (default: the current one) that have large graphs, with their graphs.
 
-    Those with at least ``nodes_threshold`` operations, largest first: a graph that grows from step to step
-    keeps unneeded values.
+    These are the graphs with at least ``nodes_threshold`` nodes (default: 100), largest first. A graph that grows
+    from step to step keeps values that are not needed.
     """
     trace = runtime.trace_of(device or None)
     real = runtime.real_name(trace.device)
@@ -327,7 +328,7 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
 
 
 def tensor_debug_info(tensor: Any) -> str:
-    """What a tensor is at the moment: its device, shape, pending operation and data, as text."""
+    """The current state of a tensor as text: its device, shape, sharding, pending operation and data."""
     if not isinstance(tensor, XLATensor):
         return "Not a XLATensor\n"
     storage, view = storage_of(tensor), view_of(tensor)
@@ -358,22 +359,22 @@ def tensor_debug_info(tensor: Any) -> str:
     return "\n".join([*lines, "Tensor on host: None", "}", ""])
 
 
-# The number that texts call an object by; it is forgotten with the tensor that it was asked for.
+# The numbers of storages, buffers and tensors in texts. An entry is removed with the tensor that was described.
 _numbers: dict[int, tuple[weakref.ref[object], int]] = {}
 _next_number: Final = itertools.count(1)
 
 
-def _number(thing: object, tensor: object) -> int:
-    """A small number that no other object has, the same each time this one is asked about.
+def _number(described: object, tensor: object) -> int:
+    """A small number that identifies ``described``: ``tensor`` itself, or its storage or buffer.
 
-    ``tensor`` shows it: storages and buffers have no weak references.
+    The number lasts as long as ``tensor``, since weak references to storages and buffers are not possible.
     """
-    key = id(thing)
-    known = _numbers.get(key)
-    if known is None:
-        gone = weakref.ref(tensor, lambda _: _numbers.pop(key, None))
-        known = _numbers[key] = gone, next(_next_number)
-    return known[1]
+    key = id(described)
+    entry = _numbers.get(key)
+    if entry is None:
+        removal = weakref.ref(tensor, lambda _: _numbers.pop(key, None))
+        entry = _numbers[key] = removal, next(_next_number)
+    return entry[1]
 
 
 def _pending_text(tensor: XLATensor, device: str) -> str:

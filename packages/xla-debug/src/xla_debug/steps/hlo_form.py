@@ -1,4 +1,4 @@
-"""HLO texts in the form that torch_xla gives them, which scripts search: typed operands, ``p0`` for inputs."""
+"""Converts HLO texts to torch_xla's form, which scripts search: operands with types, and inputs called ``p0``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INPUT: Final = re.compile(r"\bArg_(\d+)\b")
 
 
 def torch_xla_form(hlo: str) -> str:
-    """``hlo`` with the type before each operand, and inputs called ``p0.1``, ``p1.1``, ..."""
+    """``hlo`` with the type in front of each operand, and inputs called ``p0.1``, ``p1.1``, ..."""
     types = {definition[2]: definition[3] for definition in _DEFINED.finditer(hlo)}
 
     def typed(match: re.Match[str]) -> str:

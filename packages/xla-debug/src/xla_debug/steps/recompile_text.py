@@ -1,4 +1,4 @@
-"""A difference between two steps in the user's words: cause, line, values before and after, advice."""
+"""Describes a difference between two steps for the user: cause, line, values before and after, advice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xla_debug.steps.differences import Change, Difference, Kind, name_of
 
 
 class Cause(enum.Enum):
-    """Why a step needed a program of its own."""
+    """Why a step needed a new program."""
 
     FIRST = "first program"
     NEW = "another computation"
@@ -33,7 +33,7 @@ class Cause(enum.Enum):
     BRANCH = "another branch"
     LOOP = "rounds of a loop"
     RETAINED = "backward through former steps"
-    DATA_SIZE = "size that is in the data"
+    DATA_SIZE = "size that depends on the data"
     START = "made in the first step"
     LIST = "length of a list"
     OPTIMIZER = "optimizer state"
@@ -53,42 +53,42 @@ ADVICE: Final = {
     Cause.DTYPE: "convert inputs to one dtype before they go to the device",
     Cause.SIZE: "keep sizes constant, mask instead of slicing, or set XLA_VARYING_SHAPES=1",
     Cause.CONSTANT: "make it a tensor (torch.tensor(value, device=...)), whose value may change freely",
-    Cause.LOOP: "let it go round a fixed number of times and mask what is too much (torch.where), or use "
-    "while_loop of torch_xla.experimental.fori_loop, whose count may be a tensor",
+    Cause.LOOP: "run a fixed number of rounds and mask those that are too many (torch.where), or use while_loop of "
+    "torch_xla.experimental.fori_loop, whose number of rounds may be a tensor",
     Cause.RETAINED: "cut the graph between steps (hidden = hidden.detach()), and do not give backward() "
     "retain_graph=True",
-    Cause.DATA_SIZE: "keep the size: choose with torch.where(mask, x, 0) instead of x[mask], and work on the mask "
-    "instead of the places where it holds",
-    Cause.START: "call torch_xla.sync() once before the loop: what is made once is a program of its own then",
+    Cause.DATA_SIZE: "keep the size constant: use torch.where(mask, x, 0) instead of x[mask], and the mask instead "
+    "of the indices of its elements",
+    Cause.START: "call torch_xla.sync() once before the loop: then the operations before it are a separate program",
     Cause.MODE: "one program for each mode is normal; do not switch the mode inside a loop",
-    Cause.BRANCH: "each way through Python is a program; torch.where does both in one",
+    Cause.BRANCH: "each path through Python is a program; torch.where computes both in one",
     Cause.LIST: "keep the number of tensors constant: stack the list every N steps, or reduce as you go",
-    Cause.OPTIMIZER: "normal once, in the first step, where the optimizer makes its state",
-    Cause.GRADIENTS: "normal once where gradients are accumulated; else call optimizer.zero_grad() in each step",
+    Cause.OPTIMIZER: "normal once, in the first step, in which the optimizer creates its state",
+    Cause.GRADIENTS: "normal once if gradients are accumulated; else call optimizer.zero_grad() in each step",
     Cause.EARLY_SYNC: "read values after torch_xla.sync(), or with xm.add_step_closure",
     Cause.STEP_END: "let every step end at the same place",
     Cause.RESULTS: "drop tensors that are not needed, so that every step keeps the same ones",
-    Cause.EVICTED: "let fewer programs take turns, raise XLA_COMPILATION_CACHE_SIZE, or use the persistent cache",
+    Cause.EVICTED: "use fewer programs in turn, raise XLA_COMPILATION_CACHE_SIZE, or use the persistent cache",
 }
 
-# Where a tensor cannot just take the place of the number.
+# Operators that do not take a tensor in place of a changing number.
 _ADVICE_OF_OPERATORS: Final = {
     "aten.roll": "roll with index_select: x.index_select(0, (torch.arange(n, device=...) - shift) % n), where "
     "shift is a tensor",
     "aten.select.int": "take the row with index_select(dim, torch.tensor([index], device=...)), or iterate over "
-    "batches that the host cuts",
+    "batches that are cut on the host",
 }
 MSG_KEPT_OUT: Final = (
-    "no program for several lengths can be made (XLA_VARYING_SHAPES) of steps with {reasons}. Do without that, or "
-    "pad to a few lengths; docs/shapes.md says what a length can pass"
+    "no program for several lengths can be made (XLA_VARYING_SHAPES) of steps with {reasons}. Avoid them, or pad "
+    "to a few lengths; docs/shapes.md says through which operators a length may vary"
 )
-# Causes that programs for several sizes do away with.
+# Causes that do not occur with programs for several sizes.
 _SIZES: Final = frozenset({Cause.BATCH, Cause.SHAPE, Cause.SIZE})
 _MAX_REASONS: Final = 2
 
 
 def advice_for(cause: Cause) -> str:
-    """What to do about a cause; of sizes, which operators kept a step from sharing a program, if any did."""
+    """The advice for a cause. For sizes, it names operators that kept steps from sharing a program."""
     reasons = kept_from_varying() if cause in _SIZES else {}
     if not reasons:
         return ADVICE[cause]
@@ -96,20 +96,22 @@ def advice_for(cause: Cause) -> str:
     return MSG_KEPT_OUT.format(reasons="; ".join(most))
 
 
-# Operators that only one of the two modes of a module records.
+# Operators that a module records in only one of its two modes.
 _MODE_OPERATORS: Final = ("dropout", "bernoulli", "batch_norm", "rrelu")
 _MODE_ARGUMENTS: Final = ("train", "training", "use_input_stats")
-# What backward() records where a parameter has a gradient already.
+# The operators that backward() records for a parameter that has a gradient already.
 _ADDITIONS: Final = ("aten.add.", "aten.add_.")
 _MAX_NAMED: Final = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why a program was made: what to tell the user.
+    """The explanation why a program was made, for the user.
 
-    ``frames`` are the user's lines, the one to look at first; ``nearest`` names the known program that
-    the step was compared with, which is equal for ``position`` of the ``operations``.
+    ``cause`` and ``text`` say what was different, ``operator`` and ``scope`` for which operation. ``frames`` are
+    the user's lines, the first of which is the one to look at. ``nearest`` is the name of the program with which
+    the step was compared; the first ``position`` of its ``operations`` are equal. ``seconds`` is the time that
+    compiling or loading took.
     """
 
     program: str
@@ -126,34 +128,34 @@ class Explanation:
 
     @property
     def filename(self) -> str:
-        """The file of the line to look at, empty where no line is known."""
+        """The file of the line to look at; empty if no line is known."""
         return self.frames[0].filename if self.frames else ""
 
     @property
     def line(self) -> int:
-        """The line to look at, 0 where none is known."""
+        """The line to look at; 0 if none is known."""
         return self.frames[0].line if self.frames else 0
 
     @property
     def advice(self) -> str:
-        """What to do about this cause."""
+        """The advice for this cause and operator."""
         special = _ADVICE_OF_OPERATORS.get(self.operator.removesuffix(".default"))
         return special if special and self.cause is Cause.CONSTANT else advice_for(self.cause)
 
     @property
     def code(self) -> str:
-        """The text of the line to look at, empty where it cannot be read."""
+        """The text of the line to look at; empty if it cannot be read."""
         return stack_frames.source(self.frames[0]) if self.frames else ""
 
     def where(self) -> str:
-        """``train.py:34 in forward``, or what is known instead."""
+        """The place to look at, as ``train.py:34 in forward``; ``(line unknown)`` if there is none."""
         if not self.frames:
             return "(line unknown)"
         first = self.frames[0]
         return f"{first.filename}:{first.line} in {first.function}"
 
     def report(self) -> str:
-        """All of it, as several lines."""
+        """The whole explanation, as several lines."""
         source = "loaded from the persistent cache" if self.from_cache else "compiled"
         lines = [
             f"{self.program} ({self.operations} operation{'s' * (self.operations != 1)}, "
@@ -171,7 +173,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The explanation as HTML, for a notebook."""
         first, *rest = self.report().split("\n")
         name, _, cause = first.rpartition(": ")
         body = "\n".join(line.removeprefix("  ") for line in rest)
@@ -187,7 +189,7 @@ def _is_of_script(frame: Frame) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Cause and text of one difference, and the entry that it is about."""
+    """The cause of a difference, its description, and the entry that it concerns."""
 
     cause: Cause
     text: str
@@ -195,20 +197,20 @@ class Words:
 
 
 def place_of(entry: Entry | None) -> SourceLocation | None:
-    """Where an entry was recorded, if that is known."""
+    """The place where an entry was recorded, or None if it is not known."""
     where: SourceLocation | None = entry.where if entry is not None else None
     return where
 
 
 def tensor_text(meta: TensorMeta | None) -> str:
-    """``float32[64, 10]``."""
+    """Dtype and shape of a tensor, as ``float32[64, 10]``."""
     if meta is None:
         return "nothing"
     return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
 
 
 def value_text(value: object) -> str:
-    """An argument as a person would write it."""
+    """An argument of an operator, in a form for the user."""
     if isinstance(value, Ref):
         return f"a tensor {tensor_text(value.meta)}"
     if isinstance(value, Lift):
@@ -222,7 +224,7 @@ def value_text(value: object) -> str:
 
 
 def operator_text(entry: Entry | None) -> str:
-    """``aten.addmm (Net/fc1)``."""
+    """Operator and scope of an entry, as ``aten.addmm (Net/fc1)``; None is the end of the step."""
     if entry is None:
         return "the end of the step"
     where = place_of(entry)
@@ -231,7 +233,7 @@ def operator_text(entry: Entry | None) -> str:
 
 
 def words(difference: Difference) -> Words:
-    """Say in the user's words what is different, and where."""
+    """Describe a difference for the user."""
     return _WORDS[difference.kind](difference)
 
 
@@ -284,12 +286,12 @@ def _is_list(change: Change) -> bool:
 
 
 def _is_size(old: Entry, new: Entry) -> bool:
-    """Whether an argument decides a shape: then the results have other ones."""
+    """Whether the changed argument affects shapes: whether the results have other shapes."""
     return [m and m.shape for m in old.metas] != [m and m.shape for m in new.metas]
 
 
 def _names(entries: Sequence[Entry], besides: Sequence[Entry] = ()) -> str:
-    """The operators of ``entries`` that are not among those of ``besides``."""
+    """The names of the operators of ``entries``, without those that ``besides`` has as well."""
     counted = _operators(entries)
     if not counted:
         return f"{len(entries)} input{'s' * (len(entries) != 1)}"
@@ -308,7 +310,10 @@ def _first_operator(entries: Sequence[Entry]) -> Entry | None:
 
 
 def _list_change(difference: Difference) -> Words | None:
-    """More or fewer inputs in front of one operator that takes a list: the list got longer."""
+    """The words for a list that got longer or shorter; None if the difference is another one.
+
+    The inputs that were added or removed come before the operator that takes the list.
+    """
     if operations_of((*difference.old, *difference.new)):
         return None
     old, new = difference.old_next, difference.new_next
@@ -345,7 +350,7 @@ def _other(difference: Difference) -> Words:
 
 
 def _kind(difference: Difference) -> Kind:
-    """Its kind; among other operations only added or only missing ones are such."""
+    """The kind of a difference. OTHER becomes ADDED or MISSING if the operators of one side contain the other's."""
     old, new = _operators(difference.old), _operators(difference.new)
     if difference.kind is Kind.OTHER and old != new:
         if old < new:
@@ -369,7 +374,7 @@ def _cause_of(difference: Difference) -> Cause:
 
 
 def _is_accumulation(difference: Difference) -> bool:
-    """Whether all that is new adds gradients to inputs of the step: those of the step before."""
+    """Whether the only new operators add gradients to inputs of the step: to the gradients of an earlier step."""
     old, new = operations_of(difference.old), operations_of(difference.new)
     if len(difference.new) - len(new) <= len(difference.old) - len(old):
         return False
@@ -381,13 +386,13 @@ def _is_accumulation(difference: Difference) -> bool:
 
 
 def _accumulation(difference: Difference) -> Words:
-    text = "backward() adds to the gradients of the step before; the step that was recorded first had none"
+    text = "backward() adds to the gradients of an earlier step; the step that was recorded first had none"
     additions = (o for o in operations_of(difference.new) if name_of(o).startswith(_ADDITIONS))
     return Words(Cause.GRADIENTS, text, next(additions))
 
 
 def _ends(difference: Difference) -> Words:
-    text = f"the step ends before {operator_text(difference.old[0])}, which followed before"
+    text = f"the step ends before {operator_text(difference.old[0])}, with which it went on before"
     return Words(Cause.STEP_END, text, difference.old[0])
 
 

@@ -1,4 +1,4 @@
-"""How often each line of the user's program recorded its operators in a step."""
+"""Counts how often each line of the user's program recorded its operators in a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from xla_debug.steps.differences import name_of
 
 
 class Spot(NamedTuple):
-    """An operator at one place of one module; equal layers have scopes of their own, rounds of a loop do not."""
+    """An operator at one place of one module.
+
+    Equal layers have different scopes, and so different spots; the rounds of a loop have the same spot.
+    """
 
     operator: str
     frames: tuple[Frame, ...]
@@ -24,7 +27,7 @@ class Spot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """A line that was recorded another number of times than in a step that is like this one."""
+    """A spot that occurs ``after`` times in a step, and ``before`` times in a similar one."""
 
     spot: Spot
     before: int
@@ -32,7 +35,7 @@ class Rounds:
 
 
 def counts(entries: Sequence[Entry]) -> Counter[Spot]:
-    """How often each spot occurs among the operators of a step; those of optimizers are left out."""
+    """How often each spot occurs among the operators of a step, without those of optimizers."""
     by_spot: Counter[Spot] = Counter()
     for entry in operations_of(entries):
         where = entry.where
@@ -44,12 +47,12 @@ def counts(entries: Sequence[Entry]) -> Counter[Spot]:
 
 
 def changed_rounds(old: Sequence[Entry], new: Sequence[Entry]) -> Rounds | None:
-    """The line that differs in nothing but how often it ran; None if the steps differ otherwise, too.
+    """The spot whose number of occurrences differs most; None if the steps have different spots as well.
 
-    Where the forward pass is the same, it is a line of the backward pass.
+    It is a spot of the forward pass, unless the forward passes are the same.
     """
     before, after = counts(old), counts(new)
-    # sums of gradients appear with the second round
+    # ignore spots of the backward pass: sums of gradients appear only from the second round on
     if any(not spot.backward for spot in before.keys() ^ after.keys()):
         return None
     changed = [s for s in after if s in before and before[s] != after[s]]
@@ -61,7 +64,7 @@ def changed_rounds(old: Sequence[Entry], new: Sequence[Entry]) -> Rounds | None:
 
 
 def longest_loop(entries: Sequence[Entry]) -> tuple[Spot, int, int] | None:
-    """The spot of the forward pass that occurs most often, how often, and the operators of its line."""
+    """The spot of the forward pass that occurs most often, how often it does, and the operators of its line."""
     by_spot = counts(entries)
     forward = {spot: n for spot, n in by_spot.items() if not spot.backward}
     if not forward:

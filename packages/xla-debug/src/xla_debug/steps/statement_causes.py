@@ -1,4 +1,4 @@
-"""Differences between steps that a statement of the user's source explains: a loop, a branch, a first step."""
+"""Explains differences between steps by statements in the user's source: a loop, a branch, code before a loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from xla_debug.steps.differences import Difference, count_operations
 from xla_debug.steps.recompile_text import Cause, Words, place_of
 from xla_debug.steps.repetitions import Rounds, changed_rounds
 
-Found = tuple[Cause, str, tuple[Frame, ...]]
+CauseAtLines = tuple[Cause, str, tuple[Frame, ...]]
+"""A cause, its description, and the user's frames, the one to look at first."""
 
 SEARCHED: Final = (Cause.BRANCH, Cause.STEP_END, Cause.MODE)
-"""The causes that a statement may explain better."""
+"""The causes for which a statement may be a better explanation."""
 
 
 def find(
@@ -27,11 +28,11 @@ def find(
     explained: Words,
     stack: tuple[Frame, ...],
     ran_once: bool,
-) -> Found | None:
-    """Cause, text and lines of a difference that a statement explains; None where none does.
+) -> CauseAtLines | None:
+    """The cause of a difference between two steps if a statement explains it, else None.
 
-    ``explained`` is what its operators say, ``stack`` where the step was ended, and ``ran_once`` whether
-    ``old`` never came back.
+    ``explained`` is the explanation by the operators, ``stack`` has the user's frames at the end of the step, and
+    ``ran_once`` tells whether the program of ``old`` ran only once.
     """
     if explained.cause not in SEARCHED:
         return None
@@ -47,19 +48,20 @@ def find(
 
 def _of_rounds(
     rounds: Rounds, old: Sequence[Entry], new: Sequence[Entry], stack: tuple[Frame, ...]
-) -> Found:
+) -> CauseAtLines:
     spot = rounds.spot
     if spot.backward:
         text = (
-            f"the same forward pass, but {count_operations(new)} operations with its backward pass, "
-            f"{count_operations(old)} before: gradients go through former steps, whose graphs are kept"
+            f"the forward pass is the same, but with the backward pass there are {count_operations(new)} "
+            f"operations, and {count_operations(old)} before: gradients go through earlier steps, "
+            "whose graphs are kept"
         )
         return Cause.RETAINED, text, spot.frames
     text = f"{spot.operator} was recorded {rounds.after} times here, {rounds.before} times before"
     for frame in spot.frames:
         for loop in statements.loops_around(frame):
             if any(loop.holds(f) for f in stack):
-                break  # the loop over the steps, and those around it
+                break  # this is the loop over the steps: it and those around it do not repeat lines inside a step
             header = Frame(frame.function, frame.filename, loop.header)
             text = (
                 f"{spot.operator} in line {frame.line} was recorded {rounds.after} times, "
@@ -71,8 +73,8 @@ def _of_rounds(
 
 def _only_before_the_loop(
     old: Sequence[Entry], new: Sequence[Entry], difference: Difference, stack: tuple[Frame, ...]
-) -> Found | None:
-    """Operators of the first step that stand before the loop in which steps end."""
+) -> CauseAtLines | None:
+    """The cause START, if the first step has operators of lines before the loop over the steps."""
     more = count_operations(old) - count_operations(new)
     around = map(statements.loops_around, stack)
     loops = next(filter(None, around), [])
@@ -82,32 +84,32 @@ def _only_before_the_loop(
     if any(loop.holds(frame) for frames in gone for frame in frames for loop in loops):
         return None
     text = (
-        f"the first step has {more} operations more, which stand before the loop, from this line on: its program "
+        f"the first step has {more} more operations, from this line on, which are before the loop: its program "
         "runs once, and the other steps need another one"
     )
     return Cause.START, text, min(gone, key=lambda frames: frames[0].line)
 
 
 def _places(entries: Iterable[Entry]) -> Counter[tuple[Frame, ...]]:
-    """How many operators each line of the user's has among ``entries``."""
+    """How many operators among ``entries`` each stack of the user's lines has."""
     places = map(place_of, operations_of(tuple(entries)))
     return Counter(place.frames for place in places if place is not None and place.frames)
 
 
 def _of_branch(
     old: Sequence[Entry], new: Sequence[Entry], explained: Words, stack: tuple[Frame, ...]
-) -> Found | None:
-    """The ``if`` that took another arm: no line of the other step is in the arm that it took."""
+) -> CauseAtLines | None:
+    """The cause BRANCH, if only one of the steps has lines in an arm of an ``if`` around the difference."""
     place = place_of(explained.entry)
     if place is None:
         return None
     for frame in place.frames:
         for arm in statements.arms_around(frame):
             if any(arm.holds(f) for f in stack):
-                continue
+                continue  # the loop over the steps is in this arm
             if not (_is_in(arm, old) and _is_in(arm, new)):
                 header = Frame(frame.function, arm.filename, arm.header)
-                text = f"`{stack_frames.source(header)}` went another way than before: {explained.text}"
+                text = f"`{stack_frames.source(header)}` took another branch than before: {explained.text}"
                 return Cause.BRANCH, text, (header, *place.frames)
     return None
 

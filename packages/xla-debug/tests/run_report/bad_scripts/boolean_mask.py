@@ -1,4 +1,4 @@
-"""Elements are chosen by a mask: how many there are is in the data."""
+"""Elements are chosen by a mask: how many there are depends on the data."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The places of elements are asked for: how many there are is in the data."""
+"""The places of elements are asked for: how many there are depends on the data."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A tensor's shape is in the data."""
+"""A tensor's shape depends on the data."""
 
 import torch
 

@@ -1,1 +1,1 @@
-"""Checkpoints of split tensors: planners for ``torch.distributed.checkpoint``, and a manager of many."""
+"""Checkpoints of split tensors: planners for ``torch.distributed.checkpoint``, and managers of checkpoints."""

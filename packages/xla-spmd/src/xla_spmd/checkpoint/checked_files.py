@@ -1,4 +1,4 @@
-"""Files of checkpoints whose checksums are known: taken while they are written, compared when they are read."""
+"""Checksums of a checkpoint's files: computed while they are written, compared before they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIECE: Final = 1 << 20
 
 
 class _SummedStream:
-    """A stream that is written from its beginning to its end, and the checksum of what it was given."""
+    """A stream that is written from beginning to end, and the checksum of what was written."""
 
     def __init__(self, stream: IO[bytes], written: Written) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class _SummedStream:
         self._size = 0
 
     def write(self, data: StateValue) -> int:
-        """Write bytes. Raises OSError as the file does, which is remembered: torch's writer may not pass it on."""
+        """Write bytes. An OSError of the file is stored before it is raised, since torch's writer may hide it."""
         try:
             count = self._stream.write(data)
         except OSError as error:
@@ -45,7 +45,7 @@ class _SummedStream:
         return count
 
     def total(self) -> Sum:
-        """Size and checksum of all that was written."""
+        """Size and checksum of everything that was written."""
         return self._size, self._sum.hexdigest()
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +53,7 @@ class _SummedStream:
 
 
 class Written:
-    """What one process wrote of a checkpoint: its files' checksums by name, and how writing failed."""
+    """The part of a checkpoint that one process wrote: its files' checksums by name, and the error, if any."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sum] = {}
@@ -61,7 +61,7 @@ class Written:
 
 
 class SummedFiles:
-    """A file system of ``torch.distributed.checkpoint``, which notes in ``written`` what is written through it."""
+    """A file system of ``torch.distributed.checkpoint`` that records in ``written`` what is written through it."""
 
     def __init__(self, files: Any, written: Written) -> None:
         self._files = files
@@ -69,7 +69,7 @@ class SummedFiles:
 
     @contextlib.contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Open a file; that of one written counts when it is closed."""
+        """Open a file. The checksum of a file that is written is recorded when the file is closed."""
         if mode != "wb":
             with self._files.create_stream(path, mode) as stream:
                 yield stream
@@ -78,13 +78,13 @@ class SummedFiles:
             with self._files.create_stream(path, mode) as stream:
                 summed = _SummedStream(stream, self._written)
                 yield summed
-        except OSError as error:  # also where what was buffered does not go to the disk
+        except OSError as error:  # also from writing buffered data when the file is closed
             self._written.error = error
             raise
         self._written.sums[_name(path)] = summed.total()
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Give a file another name."""
+        """Rename a file, and its recorded checksum."""
         self._files.rename(path, new_path)
         checksum = self._written.sums.pop(_name(path), None)
         if checksum is not None:
@@ -97,9 +97,9 @@ class SummedFiles:
 def raising_errors_of_files(
     work: Callable[Arguments, Result], written: Written
 ) -> Callable[Arguments, Result]:
-    """``work``, which raises the OSError that a file failed with, in place of what torch's writer made of it.
+    """``work``, but if a file failed with an OSError, that error is raised instead of the one of torch's writer.
 
-    The other processes are told of what is raised, and have to know that too.
+    torch sends the raised error to the other processes, which need the error number, too.
     """
 
     @functools.wraps(work)
@@ -119,22 +119,22 @@ def _name(path: Any) -> str:
 
 
 def fault(files: object, folder: str, sums: Mapping[str, Sum]) -> str | None:
-    """What is wrong with the first file in ``folder`` that is not as it was written; None if all are.
+    """A description of the first file in ``folder`` that differs from its checksum in ``sums``; None if none does.
 
     ``files`` is a file system of fsspec.
     """
-    for name, (size, wanted) in sorted(sums.items()):
+    for name, (size, digest) in sorted(sums.items()):
         path = f"{folder}/{name}"
         try:
-            got_size, got = _read(files, path)
+            read_size, read_digest = _read(files, path)
         except FileNotFoundError:
             return MSG_MISSING.format(path=path)
         except OSError as error:
             return f"{path}: {error}"
-        if got_size != size:
-            return MSG_SIZE.format(path=path, got=got_size, wanted=size)
-        if got != wanted:
-            return MSG_SUM.format(path=path, got=got, wanted=wanted)
+        if read_size != size:
+            return MSG_SIZE.format(path=path, got=read_size, wanted=size)
+        if read_digest != digest:
+            return MSG_SUM.format(path=path, got=read_digest, wanted=digest)
     return None
 
 

@@ -1,4 +1,4 @@
-"""``CheckpointManager``: a checkpoint every so many steps, in the background, the last few kept."""
+"""``CheckpointManager``: takes checkpoints at regular steps, in the background, and keeps the last few."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ MSG_NOT_WATCHING: Final = (
     "this CheckpointManager was made with chkpt_on_preemption=False and does not know"
 )
 MSG_NOT_WRITTEN: Final = (
-    "the checkpoint of step {step} could not be written to {path}: {error}{who}. What was written of it is "
-    "removed; the complete checkpoints, of steps {steps}, are as they were"
+    "the checkpoint of step {step} could not be written to {path}: {error}{who}. Its files were removed; the "
+    "complete checkpoints, of steps {steps}, have not changed"
 )
 MSG_PROGRESS: Final = "the checkpoint of step {step}"
 MSG_WHO: Final = " (in process {rank})"
 MSG_DAMAGED: Final = "the checkpoint of step {step} below {path} is not used: {fault}"
 MSG_ALL_DAMAGED: Final = (
-    "no checkpoint below {path} can be used: {faults}. To begin from the start, give another path"
+    "no checkpoint below {path} can be used: {faults}. To start from the beginning, give another "
+    "path"
 )
 MSG_FIRST: Final = "the group's first process failed: {error}"
 _NO_GROUP_WARNING: Final = "torch.distributed is disabled"
@@ -54,23 +55,23 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DamagedCheckpointError(RuntimeError):
-    """A checkpoint's files are not as they were written; the message names the first of them."""
+    """A file of a checkpoint is damaged or missing; the message names the first such file."""
 
 
 class CheckpointManager:
     """Takes checkpoints of a training loop below ``path``, one per step, and restores them.
 
-    ``path`` is a directory, or an address that fsspec knows (``gs://...``). A checkpoint is due every
-    ``save_interval`` steps, and, with ``chkpt_on_preemption``, at the next step after any process got
-    SIGTERM, which no longer ends it. The ``max_to_keep`` newest are kept (0: all). Up to
-    ``max_pending_async`` copies of the state wait in memory for being written, by ``num_of_threads``
-    threads. The processes of a job call every method together; ``process_group`` has to take CPU tensors, and
-    by default is a new one of gloo.
+    ``path`` is a directory, or an address that fsspec supports (``gs://...``). A checkpoint is due every
+    ``save_interval`` steps. With ``chkpt_on_preemption`` (default: True), one is also due at the next step after
+    any process received SIGTERM, which then does not end the process. The ``max_to_keep`` newest checkpoints are
+    kept (default: 0, which means all). Up to ``max_pending_async`` (default: 1) copies of the state wait in memory
+    to be written, each by ``num_of_threads`` threads (default: 1). All processes of a job must call every method
+    together. ``process_group`` must support CPU tensors (default: a new group of gloo).
 
-    A save that is interrupted, by an error or the end of the process, leaves the earlier checkpoints as they
-    are, that of the same step included. What processes left that ended while they wrote is removed when a manager
-    is made for the path. Raises ValueError for numbers that are too small, RuntimeError in
-    several processes without a process group, and outside the main thread with ``chkpt_on_preemption``.
+    A save that is interrupted, by an error or the end of the process, does not change earlier checkpoints, not even
+    one of the same step. Incomplete checkpoints of processes that died are removed when a manager is created for
+    the path. Raises ValueError if a number is too small, and RuntimeError if a job of several processes has no
+    process group, or if ``chkpt_on_preemption`` is set outside the main thread.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class CheckpointManager:
             preemption.watch()
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint is due at ``step``; with several processes, all of them ask at every step."""
+        """Whether a checkpoint is due at ``step``. In a job, all processes must call it at every step."""
         asked = self.chkpt_on_preemption and self.reached_preemption(step)
         self.ending = self.ending or asked
         if asked:
@@ -111,10 +112,10 @@ class CheckpointManager:
         return asked or step % self.save_interval == 0
 
     def save(self, step: int, state_dict: StateDict, force: bool | None = False) -> bool:
-        """Take a checkpoint if one is due at ``step``, or with ``force``; whether one was taken.
+        """Take a checkpoint if one is due at ``step`` or ``force`` is set, and wait until it is written.
 
-        Returns when it is written. Raises OSError where the disk is full, and what an earlier ``save_async``
-        failed with; the earlier checkpoints are as they were.
+        Returns whether a checkpoint was taken. Raises OSError if the disk is full, and the error of an earlier
+        ``save_async``. Earlier checkpoints do not change.
         """
         if not (self.should_save(step) or force):
             return False
@@ -125,10 +126,10 @@ class CheckpointManager:
         return True
 
     def save_async(self, step: int, state_dict: StateDict, force: bool | None = False) -> bool:
-        """As ``save``, but returns when the state is copied to the host; it is written in the background.
+        """Like ``save``, but return once the state is copied to the host, and write it in the background.
 
-        Waits while ``max_pending_async`` copies are still to be written. Raises what an earlier one failed
-        with, and so does ``join``.
+        Waits while ``max_pending_async`` copies are still to be written. This and ``join`` raise the error of an
+        earlier one.
         """
         if not (self.should_save(step) or force):
             return False
@@ -149,18 +150,19 @@ class CheckpointManager:
     def restore(self, step: int, state_dict: StateDict) -> None:
         """Read the checkpoint of ``step`` into ``state_dict``, in place.
 
-        Waits for checkpoints that are still being written. Tensors keep their places and splits. What is no
-        tensor is replaced in ``state_dict``: load it into model and optimizer (``load_state_dict``)
-        afterwards. Raises ValueError for an unknown step, DamagedCheckpointError, before anything is read into,
-        where a file is not as it was written.
+        Waits for checkpoints that are still being written. Tensors keep their devices and shardings. Other values
+        are replaced in ``state_dict``: pass it to ``load_state_dict`` of model and optimizer afterwards. Raises
+        ValueError if there is no checkpoint of ``step``, and DamagedCheckpointError, before anything is read, if a
+        file of it is damaged or missing.
         """
         record = self._submit(lambda: self._record_of(step)).result()
         self._read(record, state_dict, checked=False)
 
     def restore_latest(self, state_dict: StateDict) -> int | None:
-        """``restore`` of the newest checkpoint that is not damaged; its step, or None where there is none at all.
+        """Read the newest undamaged checkpoint into ``state_dict``, like ``restore``, and return its step.
 
-        Those that are damaged are named in the log. Raises DamagedCheckpointError when all of them are.
+        Returns None if there is no checkpoint. Damaged ones are named in the log. Raises DamagedCheckpointError if
+        all of them are damaged.
         """
         record = self._submit(self._newest).result()
         if record is None:
@@ -173,7 +175,7 @@ class CheckpointManager:
         return sorted({record.step for record in self._records})
 
     def join(self) -> None:
-        """Wait until all pending checkpoints are written. Raises what the first of them failed with."""
+        """Wait until all pending checkpoints are written. Raises the error of the first one that failed."""
         for future in self._pending:
             future.exception()
         self._raise_failures()
@@ -184,7 +186,7 @@ class CheckpointManager:
             raise RuntimeError(MSG_NOT_WATCHING)
         return preemption.reached(self._signals)
 
-    # -- what other kinds of managers do otherwise -------------------------------------------------
+    # -- overridden by other kinds of managers -----------------------------------------------------
 
     def _state_to_write(self, state_dict: StateDict) -> StateDict:
         return state_dict
@@ -226,7 +228,7 @@ class CheckpointManager:
         return None
 
     def _fault(self, record: Record) -> str | None:
-        """What is wrong with a checkpoint's files; each process of the group looks at some of them."""
+        """A description of a damaged file of a checkpoint, or None. Each process of the group checks some files."""
         if self.pg is None:
             return self._storage.fault(record)
         rank, count = dist.get_rank(self.pg), dist.get_world_size(self.pg)
@@ -284,7 +286,7 @@ class CheckpointManager:
         self._keep(record)
 
     def _not_written(self, step: int, name: str, rank: int | None, error: OSError) -> OSError:
-        """What to raise where the disk of process ``rank`` of the group (None: of this one) is full."""
+        """The error to raise if the disk of process ``rank`` of the group (None: of this one) is full."""
         who = ""
         if self.pg is not None:
             who = MSG_WHO.format(rank=dist.get_rank(self.pg) if rank is None else rank)
@@ -295,7 +297,7 @@ class CheckpointManager:
         return OSError(error.errno, text)
 
     def _all_sums(self, written: Written) -> StateDict:
-        """The checksums of what all processes wrote; of use in the first one only."""
+        """The checksums of the files of all processes; complete only in the first process."""
         if self.pg is None:
             return written.sums
         sums_by_process: list[Any] | None = (
@@ -305,22 +307,24 @@ class CheckpointManager:
         return {name: sum_ for sums in sums_by_process or () for name, sum_ in sums.items()}
 
     def _keep(self, record: Record) -> None:
-        """Count a checkpoint that is written, and let go of those that it replaces."""
+        """Add a checkpoint that was written, and remove one of the same step and those beyond ``max_to_keep``."""
         replaced = [r for r in self._records if r.step == record.step]
-        kept = [r for r in self._records if r.step != record.step] + [record]
-        excess = max(len(kept) - self.max_to_keep, 0) if self.max_to_keep else 0
+        records = [r for r in self._records if r.step != record.step] + [record]
+        excess = max(len(records) - self.max_to_keep, 0) if self.max_to_keep else 0
         if self._is_first:
-            for former in [*replaced, *kept[:excess]]:
+            for former in [*replaced, *records[:excess]]:
                 self._storage.remove(former.name)
-        self._records = kept[excess:]
+        self._records = records[excess:]
 
     @property
     def _is_first(self) -> bool:
         return self.pg is None or dist.get_rank(self.pg) == 0
 
     def _agreed(self, choose: Callable[[], object], group: dist.ProcessGroup | None) -> Any:
-        """What the group's first process chooses, in all of them. Raises what it raises there, elsewhere OSError
-        with its number, or RuntimeError.
+        """Let the group's first process call ``choose``, and return its result in all processes.
+
+        If ``choose`` raises an error, the first process raises it, and the others raise an OSError with its number,
+        or a RuntimeError.
         """
         if group is None:
             return choose()
@@ -329,7 +333,9 @@ class CheckpointManager:
         if self._is_first:
             try:
                 message[0] = choose()
-            except Exception as error:  # the others wait to hear of it
+            except (
+                Exception
+            ) as error:  # tell the other processes, which wait for the result, before raising it
                 failed = error
                 message[1:] = str(error), getattr(error, "errno", None)
         dist.broadcast_object_list(message, dist.get_global_rank(group, 0), group)
@@ -344,7 +350,10 @@ class CheckpointManager:
 
 
 def _disk_is_full(error: BaseException) -> tuple[int, OSError] | None:
-    """The process of the group, and its error, that says so; where only the first one writes it is that one's."""
+    """The rank of the process whose disk is full, and its error; None if the error has another reason.
+
+    An error outside of torch's collective steps is that of the first process, which alone writes then.
+    """
     errors: dict[int, BaseException] = {0: error}
     if isinstance(error, dcp.api.CheckpointException):
         errors = {rank: failure[0] for rank, failure in error.failures.items()}
@@ -353,7 +362,7 @@ def _disk_is_full(error: BaseException) -> tuple[int, OSError] | None:
 
 
 class _Progress:
-    """What a save is at, in the flight recorder: it waits for all to come, writes its part, waits for theirs."""
+    """Tells the flight recorder the phase of a save: it waits for the other processes, writes, and waits again."""
 
     def __init__(self, step: int, writes: bool) -> None:
         self._what = MSG_PROGRESS.format(step=step)
@@ -361,12 +370,12 @@ class _Progress:
         self._record = flight_ring.begin(kind, self._what)
 
     def goes_on_to(self, kind: str) -> None:
-        """What it was at has ended; next it writes, or waits."""
+        """End the current phase, and begin the next one, of ``kind``: writing or waiting."""
         flight_ring.end(self._record)
         self._record = flight_ring.begin(kind, self._what)
 
     def meeting_after(self, write: Callable[..., T]) -> Callable[..., T]:
-        """``write``, after which it waits for the others."""
+        """``write``, followed by the phase of waiting for the others."""
 
         def run(*args: Any, **named: Any) -> T:
             result = write(*args, **named)
@@ -376,7 +385,7 @@ class _Progress:
         return run
 
     def writing_in(self, write: Callable[..., T]) -> Callable[..., T]:
-        """``write``, before and after which it waits for the others."""
+        """``write`` as the phase of writing, followed by that of waiting for the others."""
         waits_then = self.meeting_after(write)
 
         def run(*args: Any, **named: Any) -> T:
@@ -386,7 +395,7 @@ class _Progress:
         return run
 
     def end(self) -> None:
-        """It is over."""
+        """End the last phase."""
         flight_ring.end(self._record)
 
 
@@ -401,7 +410,11 @@ def _check_numbers(interval: int, keep: int, pending: int, threads: int) -> None
 def _groups(
     given: dist.ProcessGroup | None,
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The group that writes, and one for the main thread's signals: each has one order of its own."""
+    """The group that writes checkpoints, and one for the main thread.
+
+    The writing thread and the main thread must not share a group: their collectives could be ordered differently in
+    different processes.
+    """
     if not dist.is_initialized():
         if runtime.process_count() > 1:
             raise RuntimeError(MSG_NO_GROUP.format(count=runtime.process_count()))
@@ -430,7 +443,7 @@ def _on_host(value: StateValue) -> StateValue:
 
 @contextlib.contextmanager
 def _without_group_warning() -> Iterator[None]:
-    """Torch warns that it assumes a single process, where there is no group: that is known here."""
+    """Suppress torch's warning that it assumes a single process because there is no group, which is right here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_GROUP_WARNING)
         yield

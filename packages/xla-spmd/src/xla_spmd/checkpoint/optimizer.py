@@ -1,4 +1,4 @@
-"""``prime_optimizer``: an optimizer gets the state that a checkpoint is read into."""
+"""``prime_optimizer``: creates the state of an optimizer, so that a checkpoint can be read into it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from xla_core.extension_api import training
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Make the optimizer's state, which exists from its first step on, by a step with gradients of zero.
+    """Create the optimizer's state, which exists only after its first step, by a step with gradients of zero.
 
-    The state lies as the parameters do. The step changes parameters (weight decay) and counts: load a
-    checkpoint into both afterwards. The gradients are None then. Returns ``optimizer``.
+    The state is split like the parameters. The step may change parameters (weight decay) and counts as a step, so
+    load a checkpoint into model and optimizer afterwards. Sets all gradients to None. Returns ``optimizer``.
     """
     training.sync()
     for group in optimizer.param_groups:

@@ -1,6 +1,6 @@
-"""A tensor's parts as ``torch.distributed.checkpoint`` writes and reads them, one by one.
+"""The parts of tensors, as ``torch.distributed.checkpoint`` writes and reads them one by one.
 
-The library asks an object for its parts by three methods (``torch.distributed._checkpointable``).
+The library gets the parts of an object through three methods (``torch.distributed._checkpointable``).
 A part that several devices hold is written once in the job, and read once per process.
 """
 
@@ -29,7 +29,7 @@ Offsets = tuple[int, ...]
 
 
 class Parts(Protocol):
-    """What the planners ask of a tensor."""
+    """The methods of a tensor's stand-in that the planners call."""
 
     def size(self) -> torch.Size:
         """The whole tensor's shape."""
@@ -41,7 +41,7 @@ class Parts(Protocol):
 
 
 def chunk(indices: tuple[slice, ...] | EllipsisType, shape: torch.Size) -> ChunkStorageMetadata:
-    """Where a part of a tensor of ``shape`` is; an Ellipsis is all of it."""
+    """Offsets and sizes of the part at ``indices`` of a tensor of ``shape``; an Ellipsis means the whole tensor."""
     if isinstance(indices, EllipsisType):
         return ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
     return ChunkStorageMetadata(
@@ -50,12 +50,12 @@ def chunk(indices: tuple[slice, ...] | EllipsisType, shape: torch.Size) -> Chunk
 
 
 def _has_elements(part: ChunkStorageMetadata, shape: torch.Size) -> bool:
-    """Whether a part is to be written and read: devices behind the end of an uneven dimension hold none."""
+    """Whether a part is written and read: behind the end of an uneven dimension, parts are empty and are not."""
     return part.sizes.numel() > 0 or shape.numel() == 0
 
 
 class _Written:
-    """Parts to write: of what shape and dtype the tensor is, and which parts this process writes."""
+    """The parts of a tensor that this process writes, with the shape and dtype of the whole tensor."""
 
     def __init__(self, tensor: torch.Tensor, chunks: list[ChunkStorageMetadata]) -> None:
         self.shape = torch.Size(tensor.shape)
@@ -78,13 +78,13 @@ class _Written:
 
 
 class DeviceParts(_Written):
-    """Parts that are fetched from the devices when they are written."""
+    """Parts that are copied from the devices when they are written."""
 
     def __init__(self, tensor: XLATensor) -> None:
         self._backend, self._buffer = placed(tensor)
         shape = torch.Size(tensor.shape)
         shards = shard_indices(tensor)
-        # the first of the devices with equal parts, in the whole job, is the one whose part is written
+        # of the devices of the job that hold the same part, the first one's is written
         own = [(chunk(indices, shape), number) for number, indices, copy in shards if not copy]
         own = [(c, number) for c, number in own if _has_elements(c, shape)]
         super().__init__(tensor, [c for c, _ in own])
@@ -92,7 +92,7 @@ class DeviceParts(_Written):
         self._dtype = tensor.dtype
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
-        """The part at ``index.offset``."""
+        """The part at ``index.offset``, copied from its device, without padding."""
         client = self._backend.client
         parts = dict(client.shards(self._buffer))
         array = client.get(parts[self._devices[_offsets(index)]])
@@ -102,12 +102,12 @@ class DeviceParts(_Written):
         return tensors.from_numpy(array, self._dtype)
 
     def copied(self) -> HostParts:
-        """The same parts, fetched now."""
+        """The same parts, copied to the host now."""
         return HostParts(self)
 
 
 class HostParts(_Written):
-    """Parts that were fetched before: what happens to the tensor afterwards does not matter."""
+    """Parts that were copied to the host already, so that later changes of the tensor do not affect them."""
 
     def __init__(self, parts: DeviceParts) -> None:
         self.shape, self.properties, self.chunks = parts.shape, parts.properties, parts.chunks
@@ -122,9 +122,10 @@ class HostParts(_Written):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """This replica's part of a parameter that is cut along dimension 0, and padded with zeros to equal parts.
+    """This replica's part of a parameter that is cut along dimension 0 into equal parts, padded with zeros.
 
-    Row ``start`` of a tensor of shape ``whole`` is the first of ``tensor``.
+    ``tensor`` is the part, ``whole`` the shape of the whole parameter, and ``start`` the number of the part's first
+    row in it.
     """
 
     tensor: torch.Tensor
@@ -133,7 +134,7 @@ class Rows:
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """Where the part is in the whole; the padding is in no part."""
+        """Offsets and sizes of the part in the whole parameter, without the padding."""
         first = min(self.start, self.whole[0])
         count = min(self.tensor.shape[0], self.whole[0] - first)
         rest = self.whole[1:]
@@ -143,7 +144,7 @@ class Rows:
 
 
 class RowsToWrite(_Written):
-    """A replica's part of a parameter, fetched when it is written, or before (``copied``)."""
+    """A replica's part of a parameter, copied to the host when it is written, or before by ``copied``."""
 
     def __init__(self, rows: Rows) -> None:
         self._value: torch.Tensor = rows.tensor.detach()
@@ -157,7 +158,7 @@ class RowsToWrite(_Written):
         return self._value.cpu()[: self._count]
 
     def copied(self) -> RowsToWrite:
-        """The same part, fetched now."""
+        """The same part, copied to the host now."""
         rows = copy.copy(self)
         rows._value = (
             self._value.cpu() if isinstance(self._value, XLATensor) else self._value.clone()
@@ -166,7 +167,10 @@ class RowsToWrite(_Written):
 
 
 class RowsToLoad:
-    """Memory for a replica's part of a parameter, read from any saved parts; when full, it goes to the device."""
+    """Host memory into which a replica's part of a parameter is read; once complete, it is copied to the parameter.
+
+    The saved parts may be cut otherwise.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -182,11 +186,11 @@ class RowsToLoad:
         return [self._chunk] if self._missing else []
 
     def part(self, _index: MetadataIndex) -> torch.Tensor:
-        """The memory of the part."""
+        """The memory for the part, without the padding."""
         return self._value[: self._chunk.sizes[0]]
 
     def arrived(self, elements: int) -> None:
-        """``elements`` more were read; with the last of them the parameter gets its value."""
+        """Count ``elements`` more elements as read; after the last ones, set the parameter's value."""
         self._missing -= elements
         if not self._missing:
             with torch.no_grad():
@@ -194,7 +198,7 @@ class RowsToLoad:
 
 
 class LoadedParts:
-    """Memory on the host for the parts of a tensor that this process holds; full, they go to the devices."""
+    """Host memory for this process's parts of a tensor; once complete, they are sent to the devices."""
 
     def __init__(self, tensor: XLATensor) -> None:
         self._tensor = tensor
@@ -214,11 +218,11 @@ class LoadedParts:
         return [c for c in distinct if _has_elements(c, self.shape)]
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of the part at ``index.offset``."""
+        """The memory for the part at ``index.offset``."""
         return self._parts[_offsets(index)]
 
     def arrived(self, elements: int) -> None:
-        """``elements`` more were read; with the last of them the tensor gets its value."""
+        """Count ``elements`` more elements as read; after the last ones, set the tensor's value."""
         self._missing -= elements
         if self._missing:
             return
@@ -229,7 +233,7 @@ class LoadedParts:
 
 
 class LoadedCopy:
-    """As ``LoadedParts`` for a tensor that is whole on one device, or a view."""
+    """Host memory for the value of a tensor on one device, or of a view; once complete, it is copied there."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -244,11 +248,11 @@ class LoadedCopy:
         return [chunk(..., self._value.shape)]
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of all of it."""
+        """The memory for the whole tensor."""
         return self._value
 
     def arrived(self, elements: int) -> None:
-        """``elements`` more were read; with the last of them the tensor gets its value."""
+        """Count ``elements`` more elements as read; after the last ones, set the tensor's value."""
         self._missing -= elements
         if not self._missing:
             with torch.no_grad():
@@ -260,12 +264,12 @@ def _offsets(index: MetadataIndex) -> Offsets:
 
 
 def is_over_mesh(value: object) -> bool:
-    """Whether a value is a tensor on all devices of the job at once."""
+    """Whether a value is an ``xla`` tensor in SPMD mode, which is on all devices of the job."""
     return isinstance(value, XLATensor) and isinstance(storage_of(value).trace.backend, MeshBackend)
 
 
 def to_write(value: StateValue) -> StateValue:
-    """What of a state dict is written for ``value``: a tensor's parts, or the value on the CPU."""
+    """The object that is written in place of ``value``: a tensor's parts, or the value on the CPU."""
     if is_over_mesh(value):
         return DeviceParts(value)
     if isinstance(value, Rows):
@@ -274,7 +278,7 @@ def to_write(value: StateValue) -> StateValue:
 
 
 def to_load(value: object) -> StateValue:
-    """What of a state dict is read into for ``value``."""
+    """The object into which is read in place of ``value``: memory for a tensor's parts, or the value itself."""
     if isinstance(value, Rows):
         return RowsToLoad(value)
     if not isinstance(value, XLATensor):

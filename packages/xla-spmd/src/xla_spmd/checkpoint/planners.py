@@ -1,7 +1,7 @@
-"""Planners for ``torch.distributed.checkpoint`` whose state dicts hold tensors split over devices.
+"""Planners for ``torch.distributed.checkpoint`` that save and load tensors which are split over devices.
 
-A checkpoint is in that library's own format: it can be loaded over another mesh, on one device, or on the
-CPU by the default planner, and what that wrote can be loaded over a mesh.
+A checkpoint has that library's own format: it can be loaded over another mesh, on one device, or on the CPU by the
+default planner, and checkpoints of the default planner can be loaded over a mesh.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
-    """Writes each part of a split tensor once, fetched from its device when it is its turn.
+    """Writes each part of a split tensor once, and copies it from its device only when it is written.
 
-    ``torch.distributed.checkpoint.save(state_dict, ..., planner=SPMDSavePlanner())``. ``paths`` says where
-    the keys of a state dict that is flat already come from.
+    Use it as ``torch.distributed.checkpoint.save(state_dict, ..., planner=SPMDSavePlanner())``. If the state dict
+    has been flattened already, ``paths`` has the path of each of its keys in the original one (default: None).
     """
 
     state_dict: StateDict
@@ -39,24 +39,24 @@ class SPMDSavePlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten ``state_dict`` and look up where its tensors' parts are."""
+        """Flatten ``state_dict``, and replace its tensors by their parts."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         if self._paths is not None:
             self.mappings = dict(self._paths)
         self.state_dict = {name: parts.to_write(value) for name, value in self.state_dict.items()}
 
     def lookup_object(self, index: MetadataIndex) -> StateValue:
-        """A part of a tensor, or another value."""
+        """The value to write for ``index``: a part of a tensor, or another value."""
         value = self.state_dict[index.fqn]
         return value.part(index) if isinstance(value, _WRITTEN) else super().lookup_object(index)
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
-    """Reads into the tensors of a state dict in place, each process the parts that it holds.
+    """Reads into the tensors of a state dict in place; each process reads the parts that it holds.
 
-    ``torch.distributed.checkpoint.load(state_dict, ..., planner=SPMDLoadPlanner())``. The tensors are on
-    the device and split already; how they were split when they were written does not matter. Optimizers
-    have no state before their first step: see ``prime_optimizer``.
+    Use it as ``torch.distributed.checkpoint.load(state_dict, ..., planner=SPMDLoadPlanner())``. The tensors must be
+    on the device and keep their shardings, which may differ from those with which they were saved. Optimizers have
+    no state to read into before their first step: see ``prime_optimizer``.
     """
 
     state_dict: StateDict
@@ -67,8 +67,8 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten ``state_dict`` and make room for the parts of its tensors."""
-        # torch puts None in the place of what it does not know
+        """Flatten ``state_dict``, and replace its tensors by memory for their parts."""
+        # torch's planner replaces values of unknown classes by None: restore them afterwards
         rows = list(_rows_in(state_dict, ()))
         super().set_up_planner(state_dict, metadata, is_coordinator)
         for path, container, value in rows:
@@ -76,12 +76,12 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         self.state_dict = {name: parts.to_load(value) for name, value in self.state_dict.items()}
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory that a part is read into."""
+        """The memory into which the part at ``index`` is read."""
         value = self.state_dict[index.fqn]
         return value.part(index) if isinstance(value, _LOADED) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """A part, or some of one, was read; with its last one a tensor gets its value."""
+        """Count what was read. When all parts of a tensor are complete, the tensor gets its value."""
         value = self.state_dict[read_item.dest_index.fqn]
         if isinstance(value, _LOADED):
             value.arrived(math.prod(read_item.lengths))
@@ -90,7 +90,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 def _rows_in(
     container: dict[Any, Any], path: tuple[object, ...]
 ) -> Iterator[tuple[tuple[object, ...], dict[object, object], parts.Rows]]:
-    """Replicas' parts of parameters in nested dicts: their paths, and which dict each is in."""
+    """The ``Rows`` in nested dicts, each with its path and the dict that contains it."""
     for key, value in container.items():
         if isinstance(value, parts.Rows):
             yield (*path, key), container, value

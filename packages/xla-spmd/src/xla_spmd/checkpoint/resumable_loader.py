@@ -1,4 +1,4 @@
-"""``ResumableLoader``: batches in an order that a run can take up again in the middle of an epoch."""
+"""``ResumableLoader``: a data loader that can continue in the middle of an epoch when a run is resumed."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from xla_core.extension_api import runtime
 from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 
 MSG_BATCH: Final = (
-    "ResumableLoader: batch_size={batch} is that of all processes together, and does not split over "
-    "{world} of them"
+    "ResumableLoader: batch_size={batch} is that of all processes together, and has to be positive and "
+    "divisible by their number, {world}"
 )
 MSG_SMALL: Final = (
-    "ResumableLoader: the data set has {size} items, which are less than one batch of {batch}"
+    "ResumableLoader: the data set has {size} items, which is less than one batch of {batch}"
 )
 MSG_OTHER: Final = (
-    "the position in the data was saved with {name}={saved}, and is {now} now: batches would be others than those "
-    "that were left"
+    "the position in the data was saved with {name}={saved}, and {name} is {now} now: the remaining batches would "
+    "be different ones"
 )
 
 
 class ResumableLoader:
-    """A loader that knows which batches the loop has taken; ``state_dict()`` is the same in all processes.
+    """A loader that counts the batches that the loop has taken, and can continue after them.
 
-    ``dataset`` is one with indices. ``batch_size`` is that of all processes together, each of which gets its
-    part: with fewer or more of them the batches stay the same. With ``shuffle`` (default) each epoch has an
-    order of its own, which follows from ``seed``; a last batch that is not full is left out. ``wrap`` makes of the
-    ``DataLoader`` what is looped over, such as ``lambda loader: pl.MpDeviceLoader(loader, device)``: what that
-    reads ahead does not count as taken. ``options`` are those of ``DataLoader``.
+    Iterating over it yields the remaining batches of the current epoch, and then increments ``epoch``.
+    ``state_dict()`` is the position in the data; it is the same in all processes.
 
-    Going through it gives the rest of the current epoch; then ``epoch`` is the next one. Raises ValueError where
-    ``batch_size`` does not split, or is larger than the data set.
+    ``dataset`` must support indices and ``len()``. ``batch_size`` is that of all processes together, each of which
+    loads an equal part: the batches do not depend on the number of processes. With ``shuffle`` (default: True) each
+    epoch has its own order, which follows from ``seed`` (default: 0). A last batch that is not full is left out.
+    ``wrap(loader)`` may return another iterable for the ``DataLoader``, for example
+    ``lambda loader: pl.MpDeviceLoader(loader, device)``; batches that it prefetches do not count as taken.
+    ``options`` are those of ``DataLoader``.
+
+    Raises ValueError if ``batch_size`` is not a positive multiple of the number of processes, or is larger than the
+    data set.
     """
 
     def __init__(
@@ -63,16 +67,16 @@ class ResumableLoader:
         self._options = options
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return self._size // self.batch_size
 
     def __iter__(self) -> Iterator[object]:
-        # the loader draws its workers' seeds from a generator: not from the one that the run draws from
-        numbers = torch.Generator().manual_seed(self.seed + self.epoch)
+        # DataLoader draws the seeds of its workers from a generator: do not advance the run's own
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
         loader = DataLoader(
             self._dataset,
             batch_sampler=self._batches()[self.batch :],
-            generator=numbers,
+            generator=generator,
             **self._options,
         )
         for item in loader if self._wrap is None else self._wrap(loader):
@@ -93,24 +97,28 @@ class ResumableLoader:
         return [order[start : start + part] for start in starts]
 
     def state_dict(self) -> StateDict:
-        """Which epoch the loop is in, how many of its batches it has taken, and of what."""
-        return {"epoch": self.epoch, "batch": self.batch, **self._facts()}
+        """The current epoch, the number of its batches that were taken, and what their order depends on."""
+        return {"epoch": self.epoch, "batch": self.batch, **self._order_inputs()}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Go on there. Raises ValueError where the batches are not those of the saved state."""
-        for name, now in self._facts().items():
+        """Continue at the position ``state``.
+
+        Raises ValueError if batch size, shuffling, seed or size of the data set differ from those of ``state``.
+        """
+        for name, now in self._order_inputs().items():
             if state[name] != now:
                 raise ValueError(MSG_OTHER.format(name=name, saved=state[name], now=now))
         self.epoch, self.batch = state["epoch"], state["batch"]
 
-    def _facts(self) -> StateDict:
+    def _order_inputs(self) -> StateDict:
+        """Everything that the order of the batches depends on, besides the epoch."""
         return {
             "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed, "size": self._size,
         }  # fmt: skip
 
 
 def _place() -> tuple[int, int]:
-    """This process's number among those that load data, and how many they are."""
+    """The number of this process among those that load data, and their count."""
     if runtime.is_spmd():
         return runtime.process_index(), runtime.process_count()
     return runtime.global_ordinal(), runtime.world_size()

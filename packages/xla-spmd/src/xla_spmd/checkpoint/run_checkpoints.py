@@ -1,4 +1,4 @@
-"""``RunCheckpoints``: all that a run needs to go on where it was, in one checkpoint."""
+"""``RunCheckpoints``: checkpoints with everything that a run needs to continue where it was."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from xla_spmd.checkpoint.storage import Record
 
 
 class RunCheckpoints(CheckpointManager):
-    """A ``CheckpointManager`` whose states are the objects of a run, with the random states of every process.
+    """A ``CheckpointManager`` that saves the objects of a run, together with the random states of all processes.
 
-    ``save(step, {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader})``: each value is
-    an object with ``state_dict()`` and ``load_state_dict()``, or something that can be pickled. All processes
-    give the same names. Tensors may be whole in every process, parts of ``XlaFullyShardedDataParallel`` or split
-    over a mesh; a run goes on with fewer or more processes and another mesh. A state without tensors has to be
-    the same in all processes (see ``PerProcess``).
+    Call ``save(step, {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader})``. Each value
+    is an object with ``state_dict()`` and ``load_state_dict()``, or something that can be pickled. All processes
+    must use the same names. Tensors may be whole in every process, parts of ``XlaFullyShardedDataParallel``, or
+    split over a mesh. A run can continue with another number of processes and another mesh. A state without tensors
+    must be the same in all processes (otherwise see ``PerProcess``).
 
     The parameters are those of ``CheckpointManager``.
     """
 
     def resume(self, state: StateDict) -> int:
-        """Read the newest checkpoint that is not damaged into the objects of ``state``; the step to go on with.
+        """Read the newest undamaged checkpoint into the objects of ``state``, and return the step to continue with.
 
-        0, with nothing changed, where there is none. What is no object is replaced in ``state``.
+        Values without ``load_state_dict()`` are replaced in ``state``. Returns 0 and changes nothing if there is no
+        checkpoint. Raises DamagedCheckpointError if all of them are damaged.
         """
         step = self.restore_latest(state)
         return 0 if step is None else step + 1

@@ -1,4 +1,4 @@
-"""State dicts as flat mappings, parts of tensors, and plans without what is written twice."""
+"""Helpers for state dicts: flattening, parts of tensors, and plans that write each part once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 Path = tuple[int | str, ...]
 
 StateValue: TypeAlias = Any
-"""What a state dict may hold: tensors, numbers, strings, what can be pickled, and dicts and lists of such."""
+"""A value in a state dict: a tensor, a number, any object that can be pickled, or a dict or list of these."""
 
 StateDict: TypeAlias = dict[str, StateValue]
 """The state of a module, an optimizer, a loader or a whole run, by name."""
@@ -23,10 +23,10 @@ StateDict: TypeAlias = dict[str, StateValue]
 def flatten_state_dict(
     state_dict: Mapping[str, StateValue],
 ) -> tuple[dict[str, object], dict[str, Path]]:
-    """The values of nested dicts and lists under keys such as ``model.layer.0``, and each key's path.
+    """The values of nested dicts and lists under keys such as ``model.layer.0``, and the path of each key.
 
-    Lists and tuples without tensors or dicts in them are values. Raises ValueError when two paths make the
-    same key.
+    Lists and tuples without tensors or dicts in them count as values. Raises ValueError if two paths have the same
+    key.
     """
     flat: StateDict = {}
     paths: dict[str, Path] = {}
@@ -52,14 +52,14 @@ def flatten_state_dict(
 
 
 def _is_container(value: object) -> bool:
-    """Whether a list has something in it that is saved on its own."""
+    """Whether a value is a list or tuple with a tensor or dict in it, which is saved under its own key."""
     return isinstance(value, (list, tuple)) and any(
         isinstance(item, (torch.Tensor, Mapping)) or _is_container(item) for item in value
     )
 
 
 def set_element(root_dict: StateDict, path: Sequence[int | str], value: StateValue) -> None:
-    """Store ``value`` at ``path``, making dicts (for names) and lists (for numbers) on the way."""
+    """Store ``value`` in ``root_dict`` at ``path``; create missing dicts (for names) and lists (for numbers)."""
     place: StateValue = root_dict
     for key, following in itertools.pairwise(path):
         missing: object = [] if isinstance(following, int) else {}
@@ -69,7 +69,7 @@ def set_element(root_dict: StateDict, path: Sequence[int | str], value: StateVal
 
 
 def _at(place: StateValue, key: int | str, missing: StateValue) -> StateValue:
-    """What is at ``key``; ``missing`` is put there if nothing is. Lists are made long enough."""
+    """The item at ``key``, which is set to ``missing`` if there is none; a list is extended if it is too short."""
     if isinstance(place, list):
         assert isinstance(key, int)
         place.extend([None] * (key + 1 - len(place)))
@@ -82,7 +82,7 @@ def _at(place: StateValue, key: int | str, missing: StateValue) -> StateValue:
 def narrow_tensor_by_index(
     tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]
 ) -> torch.Tensor:
-    """The view of ``tensor`` that begins at ``offsets`` and has the shape ``sizes``."""
+    """The view of ``tensor`` that begins at ``offsets`` and has shape ``sizes``."""
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if size < tensor.size(dim):
             tensor = tensor.narrow(dim, offset, size)
@@ -90,11 +90,11 @@ def narrow_tensor_by_index(
 
 
 def dedup_tensors(all_plans: list[SavePlan]) -> list[SavePlan]:
-    """The plans in which each part of a tensor is written by the first process that has it only."""
+    """Plans in which each part of a tensor is written only by the first process whose plan has it."""
     seen: set[MetadataIndex] = set()
-    kept = []
+    deduplicated = []
     for plan in all_plans:
         items = [item for item in plan.items if item.index not in seen]
         seen.update(item.index for item in items)
-        kept.append(dataclasses.replace(plan, items=items))
-    return kept
+        deduplicated.append(dataclasses.replace(plan, items=items))
+    return deduplicated

@@ -1,9 +1,9 @@
-"""Where a manager's checkpoints are: one directory each, below one path of any kind that fsspec knows.
+"""The directories of a manager's checkpoints: one for each, below a path of any kind that fsspec supports.
 
-A checkpoint counts once its directory has a record, which is written last, and has the checksums of all files.
-Nothing is ever written into the directory of one that counts, so an interrupted save leaves it as it was. A
-local directory that does not count yet, or no more, has a mark, which its writer holds a lock on while it lives:
-by that the next manager finds what a process left that died.
+A checkpoint is complete once its directory has a record with the checksums of all files, which is written last.
+Nothing is ever written into the directory of a complete checkpoint, so that an interrupted save cannot damage it. A
+local directory that is not complete yet, or is being removed, contains a mark. Its writer holds a lock on the mark
+as long as it lives: a mark without a lock shows the next manager that its writer has died.
 """
 
 from __future__ import annotations
@@ -44,18 +44,20 @@ RECORD: Final = ".manager_metadata"
 MARK: Final = ".incomplete"
 
 _NEW: Final = ".new-"
-# An empty one of them is what was left of one that was removed.
+# The names of checkpoints' directories. An empty one is left if a process died while it removed a checkpoint.
 _OURS: Final = re.compile(r"\d+(-\d+)?")
 
-MSG_IGNORED: Final = "%s: these are no complete checkpoints: %s"
-MSG_LEFT: Final = "%s: removed what a process left that ended while it wrote: %s"
+MSG_IGNORED: Final = "%s: ignoring these directories, which are not complete checkpoints: %s"
+MSG_LEFT: Final = (
+    "%s: removed these incomplete checkpoints of processes that ended while they wrote: %s"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """One complete checkpoint: its step, when it was taken, its directory's name, and its files' checksums.
+    """One complete checkpoint: its step, the time at which it was taken, the name of its directory, and ``sums``.
 
-    Checkpoints of torch_xla have no checksums.
+    ``sums`` has the checksums of its files by name. It is empty for checkpoints that torch_xla wrote.
     """
 
     step: int
@@ -64,7 +66,7 @@ class Record:
     sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As the file that says the checkpoint is complete."""
+        """The content of the record's file, with a checksum of its own."""
         fields = {"step": self.step, "time": self.time.isoformat(), "files": self.sums}
         return json.dumps(fields | {"sum": _sum_of(fields)}).encode()
 
@@ -83,7 +85,7 @@ class Storage:
         self._marks: dict[str, IO[bytes]] = {}
 
     def tidied(self) -> list[Record]:
-        """``records``, once what processes left that died while they wrote is removed (from local paths)."""
+        """Remove incomplete checkpoints of processes that died (from local paths), and return ``records()``."""
         self._files.makedirs(self._root, exist_ok=True)
         if self._is_url:
             return self.records()
@@ -98,7 +100,7 @@ class Storage:
         return self.records()
 
     def records(self) -> list[Record]:
-        """The complete checkpoints, oldest first; what is not one is named in the log."""
+        """The records of the complete checkpoints, oldest first. Other directories are named in the log."""
         self._files.makedirs(self._root, exist_ok=True)
         self._files.invalidate_cache(self._root)
         complete, ignored = [], []
@@ -121,7 +123,7 @@ class Storage:
             return None
 
     def begin(self, step: int) -> str:
-        """The name of a directory for a checkpoint of ``step``; what an interrupted save left is removed."""
+        """The name of a new directory for a checkpoint of ``step``. Removes what interrupted saves left."""
         count = 0
         while True:
             name = f"{step}-{count}" if count else str(step)
@@ -133,7 +135,8 @@ class Storage:
         return name
 
     def _make(self, name: str) -> None:
-        """Make a directory that has its mark from the start."""
+        """Create the directory of a checkpoint, together with its mark."""
+        # make it under another name first: it must never be seen without its mark
         folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._root))
         mark = (folder / MARK).open("wb")
         try:
@@ -147,9 +150,9 @@ class Storage:
         self._marks[name] = mark
 
     def _remove_left(self, name: str) -> bool:
-        """Remove what is no complete checkpoint, unless its writer lives; whether it is removed."""
+        """Remove a directory that is not a complete checkpoint, unless its writer lives. Returns whether it did."""
         if self._record(name) is not None:
-            # complete, and killed before it could take the mark away
+            # it is complete, and its writer died before it could remove the mark
             with contextlib.suppress(OSError):
                 Path(self._inside(name, MARK)).unlink(missing_ok=True)
             return False
@@ -162,12 +165,12 @@ class Storage:
                 _remove(Path(self._inside(name)))
         except BlockingIOError:  # its writer is alive
             return False
-        except FileNotFoundError:  # of a manager that knew no marks
+        except FileNotFoundError:  # a manager without marks wrote it
             _remove(Path(self._inside(name)))
         return not Path(self._inside(name)).exists()
 
     def complete(self, record: Record) -> None:
-        """From now on the checkpoint counts; with the record on the disk, all of it is."""
+        """Write the record, which makes the checkpoint complete. Then all of it is on the disk."""
         path = self._inside(record.name, RECORD)
         if self._is_url:
             self._files.pipe_file(path, record.encode())
@@ -184,13 +187,13 @@ class Storage:
             if self._files.exists(self._inside(name)):
                 self._files.rm(self._inside(name), recursive=True)
             return
-        # the record, if it was the last thing to go wrong, before the rest; the mark with the rest
+        # the record first, if there is one: an incomplete checkpoint must not look complete
         Path(self._inside(name, RECORD)).unlink(missing_ok=True)
         _remove(Path(self._inside(name)))
         self._let_go(name)
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint; it ceases to count first, so that half of one never does."""
+        """Remove a checkpoint: its record first, so that a checkpoint with missing parts never looks complete."""
         record = self._inside(name, RECORD)
         if self._is_url:
             if self._files.exists(record):
@@ -207,12 +210,18 @@ class Storage:
             mark.close()
 
     def fault(self, record: Record, part: int = 0, parts: int = 1) -> str | None:
-        """What is wrong with a checkpoint's files, by their checksums; of every ``parts``-th file only."""
+        """A description of the first damaged file of a checkpoint, or None.
+
+        Only every ``parts``-th file is read, beginning with number ``part`` (default: all files).
+        """
         chosen = sorted(record.sums.items())[part::parts]
         return fault(self._files, self._inside(record.name), dict(chosen))
 
     def writer(self, name: str, threads: int, written: Written | None = None) -> StorageWriter:
-        """What writes a checkpoint into directory ``name``, and notes in ``written`` what it wrote."""
+        """The writer of a checkpoint in directory ``name``, with ``threads`` threads.
+
+        It records in ``written`` (default: None) which files it wrote, and the error of a file.
+        """
         path = self._inside(name, url=True)
         writer: Any = (
             distributed.fsspec_writer(path, threads)
@@ -226,12 +235,12 @@ class Storage:
         return writer
 
     def reader(self, name: str) -> StorageReader:
-        """What reads the checkpoint in directory ``name``."""
+        """The reader of the checkpoint in directory ``name``."""
         path = self._inside(name, url=True)
         return distributed.fsspec_reader(path) if self._is_url else FileSystemReader(path)
 
     def path(self, name: str) -> str:
-        """Where the checkpoint in directory ``name`` is, as the user wrote it."""
+        """The path or address of directory ``name``, in the form in which the user gave the manager's path."""
         return self._inside(name, url=True)
 
     def _inside(self, *names: str, url: bool = False) -> str:
@@ -239,7 +248,7 @@ class Storage:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory, its mark last: of one that is half removed it says so."""
+    """Remove a directory, its mark last, so that a directory that is removed only partly keeps its mark."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -251,7 +260,10 @@ def _remove(folder: Path) -> None:
 
 
 def _decoded(content: bytes, name: str) -> Record:
-    """A record of this package's, or of torch_xla's, which is a pickle."""
+    """The record in a file of this package, or in one of torch_xla, which is a pickle.
+
+    Raises ValueError if the file is damaged.
+    """
     if content.startswith(b"{"):
         fields = json.loads(content)
         if "sum" in fields and fields.pop("sum") != _sum_of(fields):
@@ -265,20 +277,20 @@ def _decoded(content: bytes, name: str) -> Record:
     return Record(int(pickled.step), pickled.ts, name)
 
 
-class _Former:
-    """What torch_xla's record is read as: ``step`` and ``ts``."""
+class _TorchXlaRecord:
+    """The class as which torch_xla's record is unpickled; it has ``step`` and ``ts``."""
 
     step: int
     ts: datetime.datetime
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads torch_xla's record, and refuses whatever is no part of one: it may run no code."""
+    """Reads torch_xla's record, and refuses all other classes, so that a pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> object:
-        """The two classes of a record."""
+        """The two classes in a record. Raises UnpicklingError for others."""
         if (module, name) == ("datetime", "datetime"):
             return datetime.datetime
         if name == "_CheckpointMetadata":
-            return _Former
+            return _TorchXlaRecord
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's record")

@@ -1,1 +1,1 @@
-"""The device made of a mesh, and how annotated steps are lowered to partitioned programs."""
+"""The backend that shows a mesh of devices as one device, and the lowering of annotated steps."""

@@ -1,7 +1,7 @@
-"""Operators that tell the compiler how a value is split; they compute nothing.
+"""Operators that tell the compiler how a value is split, and operators of manual sharding.
 
-Recorded like any operator, their lowering is an annotation in the program. Inside ``annotating``
-HLO texts are written as the program's partitioner reads them.
+They are recorded like any operator. ``annotate`` and ``shard_as`` compute nothing: they are lowered to annotations
+of the program, which ``annotating`` writes in the form that the program's partitioner reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ Translate = Callable[[str, int], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """How one program's annotations are written, and the next number of a group for ``shard_as``."""
+    """The form of one program's annotations.
+
+    ``translate(text, rank)`` converts an HLO text, or is None if HLO texts are written as they are. ``groups``
+    gives new numbers to the pairs of ``shard_as`` and to the channels of collectives.
+    """
 
     translate: Translate | None
     groups: Iterator[int] = dataclasses.field(default_factory=itertools.count)
@@ -35,7 +39,7 @@ class _Form:
 
 _form: contextvars.ContextVar[_Form | None] = contextvars.ContextVar("form", default=None)
 
-# Fragments stay registered as long as the object lives.
+# The operators stay registered as long as this object lives.
 _library: Final = torch.library.Library("xla_spmd", "DEF")
 _library.define("annotate(Tensor self, str sharding) -> Tensor")
 _library.define("to_shard(Tensor self, str sharding) -> Tensor")
@@ -89,7 +93,7 @@ for _name, _meta in (
 
 @contextlib.contextmanager
 def annotating(translate: Translate | None) -> Iterator[None]:
-    """Lower annotations as ``translate(text, rank)`` writes them; None: as HLO text."""
+    """Lower annotations inside this context in the form of ``translate(text, rank)``; with None, as HLO texts."""
     token = _form.set(_Form(translate))
     try:
         yield
@@ -133,7 +137,7 @@ def _dynamo(value: Operand, *description: Operand) -> Operand:
 
 
 def annotated(entry: Entry) -> str | None:
-    """The HLO sharding that an operation annotates its operand with, or None if it is another one."""
+    """The HLO sharding with which an entry annotates its operand, or None if it does not annotate."""
     if not isinstance(entry, Operation):
         return None
     overload = entry.plan.overload
@@ -145,10 +149,11 @@ def annotated(entry: Entry) -> str | None:
 
 
 def register(registry: OperatorRegistry) -> None:
-    """Add the lowering rules."""
+    """Register the lowering rules of the operators."""
     registry.rule(ANNOTATE)(_annotate)
     registry.rule(dynamo.MARK)(_dynamo)
-    # parts are looked for from where they begin to where they end, and groups have one number
+    # A step with one of these is lowered as one function: a region of manual sharding must begin and end in the
+    # same function, and each group needs one number for the whole program.
     registry.rule(TO_SHARD, whole_step=True)(_to_shard)
     registry.rule(TO_WHOLE, whole_step=True)(_to_whole)
     registry.rule(REDUCE_PARTS, whole_step=True)(_reduce_parts)

@@ -1,9 +1,10 @@
-"""``use_spmd(auto=True)``: the first steps that train decide how parameters, state and data are split.
+"""``use_spmd(auto=True)``: chooses how parameters, optimizer state and data are split, from the first steps.
 
-A step that is about to run is looked at until one has replaced parameters. The first with products of parameters
-decides (an evaluation, say), and the first that replaces parameters decides again. The decision is recorded
-as ``mark_sharding`` would, so later steps need nothing but their data: values that no device has yet and that
-look like those of the step that decided are split in the same way as they are used.
+Each step that is about to run is examined, until one replaces parameters. The first step that multiplies with
+parameters, for example an evaluation, leads to a choice; the first step that replaces parameters leads to a
+second and final one. The choice is stored like an annotation of ``mark_sharding``, so that later steps need it
+only for new data: values that no device has yet are split like the data of the step that led to the choice, if
+they have the same dtype and a similar shape.
 """
 
 from __future__ import annotations
@@ -23,64 +24,70 @@ from xla_spmd.sharding.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-MSG_NOBODY: Final = (
+MSG_NO_PLANNER: Final = (
     "use_spmd(auto=True) needs xla-plan, which estimates the costs of shardings: pip install xla-plan. Or call "
-    "xr.use_spmd() and annotate what is large with xs.mark_sharding(); XLA propagates from there"
+    "xr.use_spmd() and annotate large tensors with xs.mark_sharding(); XLA propagates their shardings"
 )
 MSG_PROCESSES: Final = (
-    "use_spmd(auto=True) decides in one process; this job has {count}. Let one process decide for the same devices "
-    "(XLA_AOT_TOPOLOGY), print xs.debugging.automatic_sharding(), and mark tensors as it says"
+    "use_spmd(auto=True) works in jobs of one process; this job has {count}. Run it in one process for the same "
+    "devices (XLA_AOT_TOPOLOGY), print xs.debugging.automatic_sharding(), and mark tensors as it says"
 )
-# How much a step says of what is to be trained.
+# The kinds of steps, by how much they reveal about the training: each may replace a choice from the kind before.
 _NOTHING, _PRODUCTS, _TRAINING = range(3)
 
 
 class AutomaticSharding:
-    """What was decided for the devices of one ``MeshBackend``; ``choice`` is None before that."""
+    """The automatic choice for the devices of one ``MeshBackend``.
+
+    ``choice`` is None until a step has led to one. ``names`` are those of the step's inputs, in the order of
+    ``choice.specs``.
+    """
 
     def __init__(self, backend: DevicesAsOne) -> None:
         self._backend = backend
-        self._known = _NOTHING
+        self._chosen_from = _NOTHING  # the kind of step that led to the choice
         self._data: list[tuple[Any, tuple[int, ...], Annotation]] = []
         self.choice: ShardingChoice | None = None
         self.names: tuple[str, ...] = ()
 
     def prepare(self, trace: Recorder) -> None:
-        """Lay out the inputs of a step that is about to run; decide first, if it says more than any before.
+        """Split the inputs of a step that is about to run; first make a choice, if none was made for its kind.
 
-        Raises RuntimeError where nothing can be decided; the step is pending as before then.
+        Raises RuntimeError if no choice can be made; the step then stays pending.
         """
-        if self._known < _TRAINING and trace.inputs:
-            self._look(trace)
+        if self._chosen_from < _TRAINING and trace.inputs:
+            self._examine(trace)
         for slot in range(len(trace.inputs) if self._data else 0):
-            self._lay_data(trace, slot)
+            self._split_data(trace, slot)
 
-    def _look(self, trace: Any) -> None:
-        if self._known == _PRODUCTS and not _replaces(trace):
+    def _examine(self, trace: Any) -> None:
+        """Make a choice if the step is of a kind from which none was made yet."""
+        # the cheap tests come first: this runs before every step until one trains
+        if self._chosen_from == _PRODUCTS and not _replaces_annotated(trace):
             return
         if not products_of(trace.cur.path()):
             return
         owners = Owners()
         step = RecordedStep(self._backend, trace, owners)
-        says = _TRAINING if step.trains else _PRODUCTS
-        if says <= self._known or all(one.role != PARAMETER for one in step.inputs):
+        kind = _TRAINING if step.trains else _PRODUCTS
+        if kind <= self._chosen_from or all(one.role != PARAMETER for one in step.inputs):
             return
-        self._decide(trace, step, owners)
-        self._known = says
+        self._choose(trace, step, owners)
+        self._chosen_from = kind
 
-    def _decide(self, trace: Any, step: RecordedStep, owners: Owners) -> None:
+    def _choose(self, trace: Any, step: RecordedStep, owners: Owners) -> None:
         if runtime.process_count() > 1:
             raise RuntimeError(MSG_PROCESSES.format(count=runtime.process_count()))
         choice = plugins.extensions().hook.xla_core_choose_shardings(step=step)
         if choice is None:
-            raise RuntimeError(MSG_NOBODY)
+            raise RuntimeError(MSG_NO_PLANNER)
         counters.increment("CompileWithAutoSharding")
         data = []
         for slot, annotation in enumerate(step.annotations(choice.axes, choice.specs)):
             if annotation is None:
                 continue
             storage = trace.touched[trace.input_storages[slot]]
-            self._backend.lay_input(trace, slot, annotation.text)
+            self._backend.reshard_input(trace, slot, annotation.text)
             storage.annotate(annotation)
             if step.inputs[slot].role == DATA:
                 data.append((storage.meta.dtype, step.inputs[slot].shape, annotation))
@@ -90,25 +97,27 @@ class AutomaticSharding:
         self.choice, self.names = choice, tuple(one.name for one in step.inputs)
         logger.warning(choice.report)
 
-    def _lay_data(self, trace: Recorder, slot: int) -> None:
-        """Split a value that no device has yet as the data of the step that decided was."""
-        buffer = trace.inputs[slot]
+    def _split_data(self, trace: Recorder, slot: int) -> None:
+        """Split an input that no device has yet like the data of the step that led to the choice, if similar."""
         storage = trace.touched[trace.input_storages[slot]]
-        if getattr(storage, "annotation", None) is not None or not self._backend.is_whole(buffer):
+        if getattr(storage, "annotation", None) is not None:
+            return
+        if not self._backend.has_no_layout(trace.inputs[slot]):
             return
         shape = tuple(storage.meta.shape)
-        for dtype, former, annotation in self._data:
-            alike = len(shape) == len(former) and (
-                shape[:1] == former[:1] or shape[1:] == former[1:]
+        for dtype, data_shape, annotation in self._data:
+            # another number of rows (a last batch), or another length of the rows
+            similar = len(shape) == len(data_shape) and (
+                shape[:1] == data_shape[:1] or shape[1:] == data_shape[1:]
             )
-            if dtype == storage.meta.dtype and alike and not shape[0] % _parts(annotation):
-                fresh = checked_annotation(annotation.mesh, annotation.spec, shape)
-                self._backend.lay_input(trace, slot, fresh.text)
+            if dtype == storage.meta.dtype and similar and not shape[0] % _parts(annotation):
+                for_shape = checked_annotation(annotation.mesh, annotation.spec, shape)
+                self._backend.reshard_input(trace, slot, for_shape.text)
                 return
 
 
-def _replaces(trace: Recorder) -> bool:
-    """Whether a step replaces any of its floating-point inputs that are split or whole by decision."""
+def _replaces_annotated(trace: Recorder) -> bool:
+    """Whether a step replaces any of its annotated inputs."""
     storages = (trace.touched[position] for position in trace.input_storages)
     return any(
         s.is_pending_in(trace.epoch) and getattr(s, "annotation", None) is not None
@@ -117,7 +126,7 @@ def _replaces(trace: Recorder) -> bool:
 
 
 def _parts(annotation: Annotation) -> int:
-    """Into how many parts the first dimension is split."""
+    """The number of parts into which the annotation splits the first dimension."""
     mesh: Mesh = annotation.mesh
     axes = annotation.spec[0] if annotation.spec else None
     names = axes if isinstance(axes, tuple) else (axes,)

@@ -1,7 +1,7 @@
-"""``torch.ops.xla.dynamo_mark_sharding``: an annotation that ``torch.compile`` takes into its graph.
+"""``torch.ops.xla.dynamo_mark_sharding``: an annotation as an operator of ``torch.compile``'s graphs.
 
-It returns the annotated value and has no other effect, so that every graph transformation is valid:
-inside a compiled function, go on with what it returns.
+The operator returns the annotated value and has no side effect, so that every graph transformation stays valid.
+A compiled function must therefore use the returned tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ torch.library.register_autograd("xla::dynamo_mark_sharding", _backward, lib=_lib
 
 
 def mark_in_graph(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
-    """``tensor`` annotated by the operator, which torch.compile can trace."""
+    """Annotate ``tensor`` by the operator, which ``torch.compile`` can trace, and return the annotated tensor."""
     return torch.ops.xla.dynamo_mark_sharding(
         tensor,
         mesh.listed_ids,
@@ -57,7 +57,11 @@ def dynamo_mark_sharding(
     axis_names: str,
     partition_spec: str,
 ) -> torch.Tensor:
-    """``input`` annotated by the operator: split by ``partition_spec`` over the mesh that the rest describes."""
+    """The value of ``input``, split by ``partition_spec`` over the mesh that the other arguments describe.
+
+    ``axis_names`` and ``partition_spec`` are tuples in Python's notation, for example ``"('data', 'model')"`` and
+    ``"('data', None)"``. ``axis_names`` may be ``"None"``.
+    """
     annotated: torch.Tensor = torch.ops.xla.dynamo_mark_sharding(
         input, list(device_ids), list(mesh_shape), axis_names, partition_spec
     )
@@ -74,9 +78,9 @@ def sharding_text(
     axis_names: str,
     partition_spec: str,
 ) -> str:
-    """The HLO sharding that the operator's arguments mean for a value of ``shape``.
+    """The HLO sharding that the operator's arguments describe, for a value of ``shape``.
 
-    Raises PartitionSpecError for a spec that does not fit.
+    Raises PartitionSpecError if the partition spec does not fit the mesh or ``shape``.
     """
     return _sharding_text(
         tuple(shape), tuple(device_ids), tuple(mesh_shape), axis_names, partition_spec
@@ -88,6 +92,6 @@ def _sharding_text(
     shape: tuple[int, ...], ids: tuple[int, ...], grid: tuple[int, ...], names: str, spec: str
 ) -> str:
     mesh = Mesh(ids, grid, ast.literal_eval(names))
-    wanted = ast.literal_eval(spec)
-    check_rank(wanted, shape)
-    return mesh.get_op_sharding(wanted).text
+    partition_spec = ast.literal_eval(spec)
+    check_rank(partition_spec, shape)
+    return mesh.get_op_sharding(partition_spec).text

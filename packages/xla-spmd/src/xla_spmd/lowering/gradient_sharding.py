@@ -1,4 +1,4 @@
-"""Gradients lie as the leaves that they belong to."""
+"""The gradient of an annotated leaf tensor is split like the leaf."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from xla_core.extension_api.backends import Recorder
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_spmd.sharding.annotation import annotation_of
 
-# The tensors that were annotated, as the objects that users hold: only these have a .grad. By id,
-# as comparing tensors compares their values.
+# The annotated tensors, as the objects that users hold: only these have a .grad. The keys are ids, because tensors
+# as keys would be compared by their values.
 _leaves: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
 def watch(tensor: torch.Tensor) -> None:
-    """Let the gradient of an annotated tensor lie as the tensor does, if it is a leaf that gets one.
+    """Split the gradient of an annotated tensor like the tensor, if it is a leaf and gets a gradient.
 
-    Whether it gets one may be decided later: a parameter is made of a tensor without history.
+    Whether it gets one may be known only later: a parameter is made of a tensor that needs no gradient.
     """
     if tensor.is_leaf and id(tensor) not in _leaves:
         key = id(tensor)
@@ -26,7 +26,7 @@ def watch(tensor: torch.Tensor) -> None:
 
 
 def shardings(trace: Recorder) -> dict[int, str]:
-    """Value numbers of pending gradients and their leaves' shardings."""
+    """The HLO shardings of the gradients that are pending in ``trace``, by value number: those of their leaves."""
     by_gradient = {}
     for leaf in [ref() for ref in list(_leaves.values())]:
         gradient = leaf.grad if leaf is not None and leaf.is_leaf else None

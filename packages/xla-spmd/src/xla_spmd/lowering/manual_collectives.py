@@ -1,4 +1,4 @@
-"""Collectives over devices inside manual sharding, where each device works on the part that it holds."""
+"""Collectives between devices under manual sharding, where each device computes on its own part of a tensor."""
 
 from __future__ import annotations
 
@@ -20,23 +20,30 @@ MSG_GROUPS: Final = (
     "one size"
 )
 MSG_SPLIT: Final = (
-    "shard_count={count}: groups have {size} devices, and dimension {dim} of a part of shape {shape} has to "
-    "divide by it"
+    "shard_count={count} must be the size of the groups, which have {size} devices, and must divide dimension "
+    "{dim} of the part, which has shape {shape}"
 )
+MSG_DIMENSION: Final = (
+    "Dimension out of range (expected to be in range of [{first}, {last}], but got {dim}): scatter_dim of a part "
+    "of shape {shape}"
+)
+MSG_NO_DIMENSION: Final = "scatter_dim={dim}: the part has no dimensions, and cannot be scattered"
 MSG_NOT_A_PART: Final = (
-    "expected a part of a tensor (xs.enable_manual_sharding gives one), got one on {device}"
+    "expected a part of a tensor, as xs.enable_manual_sharding returns, got a tensor on {device}"
 )
 
 
 def all_reduce(
     reduce_type: str, input: torch.Tensor, scale: float, groups: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Each device's part reduced over its group (none: all devices), times ``scale``.
+    """The devices' parts reduced over each group of devices, times ``scale``.
 
-    ``input`` is a part of a tensor, as ``xs.enable_manual_sharding`` gives, or computed from one. Raises
-    ValueError for another reduction or groups, RuntimeError for a tensor that is on no ``xla`` device.
+    ``reduce_type`` is one of ``REDUCTIONS``. ``input`` is a part of a tensor, as ``xs.enable_manual_sharding``
+    returns, or computed from one. ``groups`` has lists of device numbers; empty, it means one group of all devices.
+    Raises ValueError for an unknown reduction or groups that do not have each device once, and RuntimeError if
+    ``input`` is not on an ``xla`` device.
     """
-    return _recorded(reduce_type, input, scale, groups, None)
+    return _record(reduce_type, input, scale, groups, None)
 
 
 def reduce_scatter(
@@ -47,16 +54,29 @@ def reduce_scatter(
     shard_count: int,
     groups: Sequence[Sequence[int]],
 ) -> torch.Tensor:
-    """The device's slice along ``scatter_dim`` of that reduction; ``shard_count`` is a group's size."""
-    dim = scatter_dim % input.dim()
+    """Each device's slice, along ``scatter_dim``, of what ``all_reduce`` with the other arguments returns.
+
+    ``shard_count`` is the size of the groups. Raises what ``all_reduce`` raises, ValueError if ``shard_count`` is
+    not that size or does not divide the dimension, and IndexError if ``input`` has no dimension ``scatter_dim``.
+    """
+    dim = _checked_dim(scatter_dim, tuple(input.shape))
     size = len(_checked(groups)[0])
     if shard_count != size or input.shape[dim] % size:
         shape = tuple(input.shape)
         raise ValueError(MSG_SPLIT.format(count=shard_count, size=size, dim=dim, shape=shape))
-    return _recorded(reduce_type, input, scale, groups, dim)
+    return _record(reduce_type, input, scale, groups, dim)
 
 
-def _recorded(
+def _checked_dim(dim: int, shape: tuple[int, ...]) -> int:
+    rank = len(shape)
+    if not rank:
+        raise IndexError(MSG_NO_DIMENSION.format(dim=dim))
+    if not -rank <= dim < rank:
+        raise IndexError(MSG_DIMENSION.format(first=-rank, last=rank - 1, dim=dim, shape=shape))
+    return dim % rank
+
+
+def _record(
     kind: str,
     input: torch.Tensor,
     scale: float,
@@ -68,7 +88,7 @@ def _recorded(
     if not isinstance(input, XLATensor):
         raise RuntimeError(MSG_NOT_A_PART.format(device=input.device))
     members = _checked(groups)
-    flat = list(itertools.chain.from_iterable(members))
+    flat = list(itertools.chain.from_iterable(members))  # schemas have no lists of lists
     result = handler_of(REDUCE_PARTS)((input, kind, flat, len(members[0]), dim), None)
     if scale != 1.0:
         result = (result * scale).to(input.dtype)

@@ -35,13 +35,14 @@ from xla_spmd.sharding.hlo_sharding import REPLICATED, canonical, parse
 from xla_spmd.sharding.shardy import ShardyMesh, common_mesh
 
 MADE_WHOLE: Final = "ReplicateShardedData"
-"""Counts values that were split and are put together: for the host, or on every device."""
+"""The counter of split values whose parts were put together, on the host or on every device."""
 
 
 class HostValue:
-    """A value that no device has yet: annotated before it is used, it never is whole on a device.
+    """A value that is kept on the host until a program needs it.
 
-    ``placed`` is the buffer once it was needed.
+    If it is annotated before then, no device ever holds the whole of it. Once the value is on the devices,
+    ``placed`` is its buffer, and ``array`` is None.
     """
 
     __slots__ = ("__weakref__", "array", "placed")
@@ -57,16 +58,16 @@ class HostValue:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype in which the device keeps it."""
+        """The dtype that the value has on the devices."""
         return np.dtype(self.placed.dtype if self.array is None else self.array.dtype)
 
     def is_ready(self) -> bool:
-        """Whether the value is there."""
+        """Whether the value is on the host, or has arrived on the devices."""
         return self.placed is None or bool(self.placed.is_ready())
 
 
 class MeshBackend(DeviceBackend):
-    """All devices of the job; buffers are whole values, split as each was annotated."""
+    """All devices of the job as one device. A buffer is a whole value, split over the devices by its sharding."""
 
     runs_counter = "ExecuteReplicated"
     runs_metric = "ExecuteReplicatedTime"
@@ -76,7 +77,7 @@ class MeshBackend(DeviceBackend):
         super().__init__(client, 0)
         self.devices = tuple(d.id for d in client.devices())
         self.placement = Placement(self.devices)
-        self._mine = frozenset(d.id for d in client.local_devices())
+        self._local = frozenset(d.id for d in client.local_devices())
         self._canonical: dict[str | None, str | None] = {}
         self._movers = Table()
         self.automatic = AutomaticSharding(self)
@@ -87,37 +88,38 @@ class MeshBackend(DeviceBackend):
         return len(self.devices)
 
     def sharding_text(self, storage: Storage) -> str | None:
-        """How the user wants a tensor split over the devices."""
+        """The HLO sharding that the user gave a tensor, or None."""
         annotation = storage_annotation(storage)
         return None if annotation is None else annotation.sharding.text
 
     def shard_count(self) -> int:
-        """Into how many parts a tensor is split: one per device."""
+        """The number of shards of a tensor: one per device."""
         return self.count
 
     # -- transfers -----------------------------------------------------------------------------
 
     def put(self, array: np.ndarray) -> Buffer:
-        """Keep a copy of a host array until it is used or annotated; ahead of time, its shape."""
+        """Copy a host array, to be placed when it is used or annotated; ahead of time, keep only its shape."""
         if self.shapes_only:
             return super().put(array)
         return HostValue(np.array(array, self.numpy_dtype(array.dtype)))
 
     def allocate(self, meta: TensorMeta, sharding: str | None = None) -> Buffer:
-        """Memory without a value, laid out as ``sharding``; None: whole on every device."""
+        """Uninitialized memory for a value with this ``sharding``; None means whole on every device."""
         spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)), sharding)
         return self.client.allocate(spec, Placement(self.devices, sharding))
 
     def place(self, value: HostValue, sharding: str | None = None) -> Buffer:
-        """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""
+        """The buffer of a host value; if no device has it yet, it is sent to the devices with this ``sharding``."""
         if value.placed is None:
             assert value.array is not None
             placed = self.transfer(value.array, Placement(self.devices, sharding))
+            # both attributes in one call into C: an interrupt in between would lose the value
             indivisible.do(indivisible.storing(value, ("placed", "array"), (placed, None)))
         return value.placed
 
     def get(self, buffer: Buffer) -> np.ndarray:
-        """Wait for a value and copy it to the host, wherever its parts are."""
+        """Wait for a value and copy the whole of it to the host."""
         if type(buffer) is HostValue:
             if buffer.array is not None:
                 return buffer.array.copy()
@@ -125,27 +127,28 @@ class MeshBackend(DeviceBackend):
         return super().get(self.readable(buffer))
 
     def readable(self, buffer: Buffer) -> Buffer:
-        """``buffer``, or its value whole on every device where this process lacks a part of it.
+        """A buffer with the same value, all of whose parts this process has.
 
-        Every process of the job has to call it then: they gather the value together.
+        It is ``buffer`` itself if it is not split, or if this process has all devices. Otherwise the value is
+        gathered on every device, and all processes of the job must call this together.
         """
         if not parse(self.client.placement_of(buffer).sharding).tiles:
             return buffer
-        if len(self._mine) < self.count:
+        if len(self._local) < self.count:
             return self.move(buffer, None)
         counters.increment(MADE_WHOLE)
         return buffer
 
     def copy(self, buffer: Buffer) -> Buffer:
-        """A second buffer with the same value and the same sharding."""
+        """A second buffer with the value and sharding of ``buffer``."""
         return self.move(buffer, self.sharding_of(buffer))
 
     def copy_from(self, buffer: Buffer, origin: Backend) -> Buffer:
-        """The value of another device's buffer."""
+        """The value of a buffer of the backend ``origin``, copied by way of the host."""
         return self.put(origin.get(buffer))
 
     def sharding_of(self, buffer: Buffer) -> str | None:
-        """The canonical HLO sharding of a buffer; None where it is whole on every device."""
+        """The canonical HLO sharding of a buffer; None if it is whole on every device."""
         if type(buffer) is HostValue:
             if buffer.placed is None:
                 return None
@@ -153,9 +156,9 @@ class MeshBackend(DeviceBackend):
         return canonical(self.client.placement_of(buffer).sharding)
 
     def move(self, buffer: Any, sharding: str | None) -> Buffer:
-        """The same value laid out as ``sharding``, by a program: parts go from device to device.
+        """A buffer with the same value and the given ``sharding``. A program moves the parts between devices.
 
-        A value from before SPMD mode, on one device, goes through the host.
+        A value that is on one device, from before SPMD mode, is copied by way of the host.
         """
         if self.client.placement_of(buffer).devices != self.devices:
             return self._from_one_device(buffer, sharding)
@@ -194,7 +197,10 @@ class MeshBackend(DeviceBackend):
     # -- steps ---------------------------------------------------------------------------------
 
     def input_layouts(self, trace: Recorder) -> tuple[str | None, ...]:
-        """The shardings of the step's inputs; those that no device has are put whole on all."""
+        """The shardings of the step's inputs, after placing and resharding them as they are annotated.
+
+        An input that no device has yet and that is not annotated is placed whole on every device.
+        """
         if mode.is_automatic():
             self.automatic.prepare(trace)
         placement_of = self.client.placement_of
@@ -217,14 +223,14 @@ class MeshBackend(DeviceBackend):
                 canonical_texts[text] = canonical(text)
             text = canonical_texts[text]
             if annotation is not None and text != wanted:
-                # the tensor took over another one's value
+                # the tensor has taken over the value of another one, which was split otherwise
                 self._replace(trace, slot, self.move(buffer, wanted))
                 text = wanted
             layouts.append(text)
         return tuple(layouts)
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
-        """The shardings of tensors that a recorded graph is called with; runs what is pending."""
+        """The shardings of the arguments of a recorded graph, whose pending values are computed first."""
         layouts = []
         for storage in storages:
             storage.trace.compute(storage)
@@ -233,7 +239,7 @@ class MeshBackend(DeviceBackend):
         return tuple(layouts)
 
     def device_buffer(self, storage: Storage) -> Buffer:
-        """The buffer of a tensor over all devices, put there now if need be."""
+        """The buffer of a tensor on all devices, to which its value is moved if it is not there yet."""
         buffer = storage.buffer
         annotation = storage_annotation(storage)
         wanted = annotation.text if annotation is not None else None
@@ -247,29 +253,33 @@ class MeshBackend(DeviceBackend):
         return buffer
 
     def buffer_for_copy(self, storage: Storage, buffer: Buffer) -> Buffer:
-        """The buffer for a tensor that takes over another one's value: laid out as it was annotated.
+        """The buffer of a tensor that takes over the value of another one: it keeps its own annotated sharding.
 
-        A value that no device has yet goes to them in that layout, for both tensors: it is whole nowhere.
+        A value that no device has yet is placed with that sharding for both tensors, so that no device gets the
+        whole of it.
         """
         annotation = storage_annotation(storage)
         return buffer if annotation is None else self.resharded(buffer, annotation.text)
 
     def resharded(self, buffer: Buffer, sharding: str | None) -> Buffer:
-        """The same value laid out as ``sharding``; one that no device has is not put there to be whole."""
+        """A buffer with the same value and the given ``sharding``.
+
+        A value that no device has yet stays on the host if ``sharding`` is None, so that it can still be annotated.
+        """
         if type(buffer) is HostValue and buffer.placed is None:
             return buffer if sharding is None else self.place(buffer, sharding)
         if type(buffer) is HostValue:
             buffer = buffer.placed
         return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
 
-    def is_whole(self, buffer: Any) -> bool:
-        """Whether a value is on no device yet, or, ahead of time, has a shape that was not split."""
+    def has_no_layout(self, buffer: Any) -> bool:
+        """Whether a value is on no device yet; ahead of time, whether it is not split."""
         if type(buffer) is HostValue:
             return buffer.placed is None
         return self.shapes_only and self.sharding_of(buffer) is None
 
-    def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
-        """Lay an input of the pending step out as ``sharding``, and with it the tensor that it came from."""
+    def reshard_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
+        """Give an input of the pending step, and the tensor that it comes from, the given ``sharding``."""
         buffer = trace.inputs[slot]
         if self.shapes_only:
             spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), sharding)
@@ -283,10 +293,13 @@ class MeshBackend(DeviceBackend):
         self._replace(trace, slot, buffer)
 
     def _replace(self, trace: Recorder, slot: int, buffer: object) -> Any:
-        """Give a step's input, and the tensor that it came from, another buffer of its value."""
-        former = trace.inputs[slot]
+        """Replace the buffer of a step's input by another one with the same value, and return it.
+
+        The tensor that the input comes from gets it too, unless it has been given another value since.
+        """
+        previous = trace.inputs[slot]
         storage = trace.touched[trace.input_storages[slot]]
-        if storage.buffer is former:
+        if storage.buffer is previous:
             storage.relocate(buffer)
         trace.inputs[slot] = buffer
         return buffer
@@ -303,7 +316,11 @@ class MeshBackend(DeviceBackend):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program over all devices: inputs as they lie, outputs by ``propagation``."""
+        """The layout of a step's program over all devices: inputs have their shardings, outputs get theirs.
+
+        ``propagation`` chooses those of the outputs. ``aliases`` are pairs of an input and the output that may
+        take its memory.
+        """
         return self.layout_from(trace, entries, outputs, aliases, self.input_layouts(trace))
 
     def layout_from(
@@ -314,26 +331,30 @@ class MeshBackend(DeviceBackend):
         aliases: tuple[tuple[int, int], ...],
         layouts: Sequence[str | None],
     ) -> Layout:
-        """The same with inputs that lie as ``layouts`` say: canonical HLO shardings, None for a whole value."""
-        numbers = bool(entries[-1].floats) + bool(entries[-1].ints)
-        inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * numbers
+        """The same with ``layouts`` as the shardings of the inputs: canonical HLO texts, None for a whole value."""
+        # behind the step's inputs, the program takes one vector of the lifted floats and one of the lifted ints
+        vectors = bool(entries[-1].floats) + bool(entries[-1].ints)
+        inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * vectors
         vids = [entry.first for entry in inputs_of(entries)]
-        known = dict(zip(vids, inputs, strict=False))
+        input_shardings = dict(zip(vids, inputs, strict=False))
+        # later updates win: what the user annotated overrides what would otherwise follow
         fixed = {outputs[target]: inputs[source] for source, target in aliases}
         fixed |= gradient_sharding.shardings(trace)
         fixed |= _annotated_storages(trace)
         marks = annotated(entries)
         fixed |= marks
-        results = output_shardings(entries, outputs, known, fixed)
+        results = output_shardings(entries, outputs, input_shardings, fixed)
         metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas) if m is not None}
-        ranks = [len(metas[v].shape) for v in vids] + [1] * numbers
-        wanted = {*inputs, *marks.values(), *(text for text in results if text is not None)}
-        mesh = None if _has_manual(entries) else self._mesh(wanted)
+        ranks = [len(metas[v].shape) for v in vids] + [1] * vectors
+        texts = {*inputs, *marks.values(), *(text for text in results if text is not None)}
+        # without a common mesh, or with manual sharding, annotations stay HLO texts
+        mesh = None if _has_manual(entries) else self._mesh(texts)
         out_ranks = [len(metas[v].shape) for v in outputs]
         input_annotations = _annotations(inputs, ranks, mesh)
         output_annotations = _annotations(results, out_ranks, mesh)
         return Layout(
             placement=self.placement,
+            # only values with equal shardings can share memory
             aliases=tuple((i, o) for i, o in aliases if inputs[i] == results[o]),
             num_partitions=self.count,
             inputs=tuple(None if text == REPLICATED.text else text for text in inputs),
@@ -351,7 +372,7 @@ class MeshBackend(DeviceBackend):
 
 
 def _annotated_storages(trace: Recorder) -> dict[int, str]:
-    """The pending values of annotated tensors."""
+    """The HLO shardings of the pending values of annotated tensors, by value number."""
     shardings = {}
     for storage in trace.touched:
         annotation = storage_annotation(storage)
@@ -367,7 +388,7 @@ def _identity(value: object) -> tuple[Any]:
 def _annotations(
     texts: Sequence[str | None], ranks: Sequence[int], mesh: ShardyMesh | None
 ) -> tuple[str | None, ...]:
-    """Shardings in the form that the program's partitioner reads; None stays None."""
+    """HLO texts in the form that the program's partitioner reads; None stays None."""
     return tuple(
         text if text is None or mesh is None else mesh.translate(text, rank)
         for text, rank in zip(texts, ranks, strict=True)

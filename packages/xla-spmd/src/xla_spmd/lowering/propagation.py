@@ -1,12 +1,15 @@
-"""Which sharding each result of a program gets, where that is not left to the compiler.
+"""Chooses the shardings of a program's results, unless that is left to the compiler.
 
-A result that takes over the storage of an input lies as that input did: parameters and optimizer
-state keep their shardings, and a step that repeats is one program. Where the user annotated a value,
-as annotated. The gradient of a sharded leaf lies as the leaf. What element-wise operators connect
-to a value of its shape whose sharding is known lies like it: momentum made by ``zeros_like``, a
-moment that the update combines with its parameter. So does what ``shard_as`` is told of. Two different
-answers are none, and left to the compiler, like everything else (a loss, logits): it propagates the
-shardings through the program.
+- A result that replaces the value of an input keeps the input's sharding. So parameters and optimizer state keep
+  theirs, and a step that repeats is one program.
+- A value that the user annotated gets the annotated sharding.
+- The gradient of an annotated leaf gets the leaf's sharding.
+- A result that element-wise operators connect to a value of the same shape gets that value's sharding: momentum
+  that ``zeros_like`` created, a moment that the update combines with its parameter. ``shard_as`` connects values,
+  too.
+
+If a result is connected to values with different shardings, or to none (a loss, logits), the compiler chooses: it
+propagates the shardings through the program.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from xla_core.extension_api.operators import Operand, schema_of
 from xla_core.extension_api.steps import Entry, Operation, Ref, operations_of
 from xla_spmd.lowering import annotation_ops
 
-# Operators that give each element of their result the place of one of an operand, beside those
-# that torch itself tags as element-wise.
+# Element-wise operators that torch does not tag as such: element i of the result belongs to element i of the
+# operand.
 _KEEPS_PLACES: Final = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "clone",
      "_to_copy", "lerp", "addcmul", "addcdiv", "copy", "bernoulli", "native_dropout"}
@@ -35,10 +38,10 @@ def output_shardings(
     inputs: Mapping[int, str],
     fixed: Mapping[int, str],
 ) -> list[str | None]:
-    """A canonical HLO sharding per output, or None where the compiler chooses.
+    """The HLO sharding of each output, or None if the compiler chooses it.
 
-    ``inputs`` are the shardings of inputs by value number, ``fixed`` those of outputs that are
-    decided already, ``{replicated}`` where a value is whole.
+    ``outputs`` are value numbers. ``inputs`` has the shardings of the inputs by value number, ``fixed`` those of
+    values whose sharding is given (``{replicated}`` for a whole value).
     """
     if all(vid in fixed for vid in outputs):
         return [fixed[vid] for vid in outputs]
@@ -54,7 +57,7 @@ def output_shardings(
 
 
 def annotated(entries: Iterable[Entry]) -> dict[int, str]:
-    """The values that the user annotated, with their shardings."""
+    """The HLO shardings of the values that the user annotated in the step, by value number."""
     shardings = ((entry.first, annotation_ops.annotated(entry)) for entry in entries)
     return {vid: text for vid, text in shardings if text is not None}
 
@@ -77,8 +80,9 @@ class _Groups:
 
 
 def _connect(groups: _Groups, entry: Operation) -> None:
+    """Join the groups of the values that an operation connects."""
     plan = entry.plan
-    if plan.is_put:
+    if plan.is_put:  # a write through a view: its operands have different shapes
         return
     name = schema_of(plan.overload).name.partition("::")[2].rstrip("_")
     if name.startswith(("_foreach_", "_fused_")):
@@ -96,7 +100,7 @@ def _connect(groups: _Groups, entry: Operation) -> None:
 
 
 def _by_element(entry: Operation) -> Iterator[tuple[int, Ref]]:
-    """Results and operands of a list operator that stand at the same place of their lists."""
+    """Pairs of a result and an operand of a list operator that have the same index in their lists."""
     lists = [a for a in (*entry.args, *entry.kwargs.values()) if _is_list_of_values(a)]
     if not lists:
         return

@@ -1,4 +1,4 @@
-"""A recorded step as those see it who choose how to split it: inputs with names and roles, trial programs."""
+"""A recorded step in the form from which shardings are chosen: inputs with names and roles, and trial programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME: Final = "automatic_sharding_trial"
 
 
 class DevicesAsOne(Protocol):
-    """What is needed of a ``MeshBackend``; the methods are described there."""
+    """The members of ``MeshBackend`` that are used here, where it cannot be imported. It documents them."""
 
     client: DeviceClient
 
@@ -42,15 +42,15 @@ class DevicesAsOne(Protocol):
         ...
 
     def sharding_of(self, buffer: Any) -> str | None:
-        """How a value lies."""
+        """The sharding of a buffer."""
         ...
 
-    def is_whole(self, buffer: object) -> bool:
-        """Whether a value was not split yet."""
+    def has_no_layout(self, buffer: object) -> bool:
+        """Whether no layout was chosen for a value yet."""
         ...
 
-    def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
-        """Lay an input of the pending step out."""
+    def reshard_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
+        """Reshard an input of the pending step."""
         ...
 
     def layout_from(
@@ -61,36 +61,41 @@ class DevicesAsOne(Protocol):
         aliases: tuple[tuple[int, int], ...],
         layouts: Sequence[str | None],
     ) -> Layout:
-        """The layout of the step's program with inputs that lie so."""
+        """The layout of the step's program with inputs of these shardings."""
         ...
 
 
 class Owners:
-    """Which tensors of the process are parameters, buffers and optimizers' state, by their storages."""
+    """The parameters, buffers and optimizer state of the process, by the ids of their storages.
+
+    ``leaves`` has the parameters and other leaf tensors that need a gradient, ``buffers`` the storages of module
+    buffers, ``names`` the names of all three kinds.
+    """
 
     def __init__(self) -> None:
-        objects = [o for o in gc.get_objects() if issubclass(type(o), _LOOKED_FOR)]
+        # type(), because isinstance() would run the __class__ of arbitrary objects (proxies)
+        objects = [o for o in gc.get_objects() if issubclass(type(o), _OWNER_TYPES)]
         modules = [o for o in objects if isinstance(o, nn.Module)]
         self.leaves: dict[int, torch.Tensor] = {}
         self.buffers: set[int] = set()
         self.names: dict[int, str] = {}
         inner = {id(child) for module in modules for child in module.children()}
-        # roots first: their names are the whole ones
+        # outermost modules first, because their names of parameters are the full ones
         for module in sorted(modules, key=lambda m: id(m) in inner):
             for name, parameter in module.named_parameters():
-                self._leaf(parameter, name)
+                self._add_leaf(parameter, name)
             for name, buffer in module.named_buffers():
                 if isinstance(buffer, XLATensor):
                     self.buffers.add(id(storage_of(buffer)))
                     self.names.setdefault(id(storage_of(buffer)), name)
-        for one in objects:
-            if isinstance(one, XLATensor) and one.requires_grad and one.is_leaf:
-                self._leaf(one, "")
-        for one in objects:
-            if isinstance(one, torch.optim.Optimizer):
-                self._name_state(one.state)
+        for tensor in objects:
+            if isinstance(tensor, XLATensor) and tensor.requires_grad and tensor.is_leaf:
+                self._add_leaf(tensor, "")
+        for optimizer in objects:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._name_state(optimizer.state)
 
-    def _leaf(self, tensor: torch.Tensor, name: str) -> None:
+    def _add_leaf(self, tensor: torch.Tensor, name: str) -> None:
         if isinstance(tensor, XLATensor):
             self.leaves.setdefault(id(storage_of(tensor)), tensor)
             if name:
@@ -106,13 +111,13 @@ class Owners:
                     self.names.setdefault(id(storage_of(value)), f"{key} of {owner}")
 
 
-_LOOKED_FOR: Final = (nn.Module, torch.optim.Optimizer, XLATensor)
+_OWNER_TYPES: Final = (nn.Module, torch.optim.Optimizer, XLATensor)
 
 
 class RecordedStep:
-    """The pending step of ``trace``: a ``StepToSplit``.
+    """The pending step of ``trace``, as a ``StepToSplit``; it is valid until the step runs.
 
-    It is good until the step runs. ``trains`` says whether the step replaces parameters.
+    ``trains`` says whether the step replaces parameters.
     """
 
     def __init__(self, backend: DevicesAsOne, trace: Trace, owners: Owners) -> None:
@@ -126,12 +131,13 @@ class RecordedStep:
         self.flops = products_of(self._entries)
         shapes = {tuple(leaf.shape) for leaf in owners.leaves.values()}
         storages = [trace.touched[position] for position in trace.input_storages]
-        self.inputs = [self._described(s, owners, shapes) for s in storages]
+        self.inputs = [self._describe(s, owners, shapes) for s in storages]
         self.trains = any(id(s) in owners.leaves and s.is_pending_in(trace.epoch) for s in storages)
 
-    def _described(
+    def _describe(
         self, storage: Storage, owners: Owners, shapes: set[tuple[int, ...]]
     ) -> StepInput:
+        """Name and role of the input ``storage``; ``shapes`` are those of all parameters."""
         shape, key = tuple(storage.meta.shape), id(storage)
         replaced = storage.is_pending_in(self._trace.epoch)
         if key in owners.leaves:
@@ -149,7 +155,7 @@ class RecordedStep:
     def annotations(
         self, axes: Axes, specs: Sequence[PartitionSpec | None]
     ) -> list[Annotation | None]:
-        """What ``mark_sharding`` would leave on each input; None for those without a spec."""
+        """For each input, the annotation that its spec describes on a mesh with these axes; None without a spec."""
         names, sizes = zip(*axes, strict=True)
         mesh = Mesh(np.arange(self.devices), sizes, names)
         return [
@@ -158,7 +164,7 @@ class RecordedStep:
         ]
 
     def compiled(self, axes: Axes, specs: Sequence[PartitionSpec | None]) -> Executable:
-        """The step's program with its inputs split so; nothing is moved and nothing kept."""
+        """The step's compiled program with inputs split by ``specs`` (None: as they are). Moves no values."""
         backend, trace = self._backend, self._trace
         layouts = []
         for slot, annotation in enumerate(self.annotations(axes, specs)):
@@ -172,25 +178,25 @@ class RecordedStep:
         return programs.compile_program(backend.client, program)
 
     def _aliases(self) -> tuple[tuple[int, int], ...]:
-        """The inputs that the step replaces, and what replaces them."""
+        """Pairs of an input that the step replaces and the output that replaces it."""
         trace = self._trace
-        places = {vid: index for index, vid in enumerate(self._outputs)}
+        output_indices = {vid: index for index, vid in enumerate(self._outputs)}
         pairs = []
         for slot, position in enumerate(trace.input_storages):
             storage = trace.touched[position]
-            if storage.is_pending_in(trace.epoch) and storage.vid in places:
-                pairs.append((slot, places.pop(storage.vid)))
+            if storage.is_pending_in(trace.epoch) and storage.vid in output_indices:
+                pairs.append((slot, output_indices.pop(storage.vid)))
         return tuple(pairs)
 
 
 def products_of(entries: Iterable[Entry]) -> float:
-    """Multiplications and additions of a step's products, by torch's own formulas; a loop's body is not in it."""
+    """The multiplications and additions of a step's products, by torch's formulas, without bodies of loops."""
     total = 0.0
     for operation in operations_of(entries):  # type: ignore[arg-type]
         packet = getattr(operation.plan.overload, "overloadpacket", None)
         formula = flop_registry.get(packet)
         if formula is not None:
-            result = [None if m is None else _shaped(m) for m in operation.metas]
+            result = [None if m is None else _meta_tensor(m) for m in operation.metas]
             args = [_example(a) for a in operation.args]
             kwargs = {name: _example(a) for name, a in operation.kwargs.items()}
             total += formula(*args, **kwargs, out_val=result[0] if len(result) == 1 else result)
@@ -198,8 +204,9 @@ def products_of(entries: Iterable[Entry]) -> float:
 
 
 def _example(operand: object) -> object:
+    """An operand as torch's formulas take it: they read shapes only, so any number stands for a lifted one."""
     if isinstance(operand, Ref):
-        return _shaped(operand.meta)
+        return _meta_tensor(operand.meta)
     if isinstance(operand, Lift):
         return 1
     if isinstance(operand, (list, tuple)):
@@ -207,5 +214,5 @@ def _example(operand: object) -> object:
     return operand
 
 
-def _shaped(meta: Any) -> torch.Tensor:
+def _meta_tensor(meta: Any) -> torch.Tensor:
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta")

@@ -1,10 +1,9 @@
-"""Dimensions that a mesh does not divide: programs take and return such values padded.
+"""Dimensions that do not divide evenly over a mesh: programs take and return such values padded.
 
-The devices keep equal parts, so the last ones hold something that is no element of the value, or nothing
-else. A program's arguments and results have to divide (XLA's partitioner Shardy lays others out whole), so
-they are declared in the padded shape. Right behind an argument the value is cut out, and laid out
-as its argument: each device keeps what it has, and from there on the partitioner knows where the value
-ends. Results are padded with zeros last of all.
+The devices hold equal parts, so the last parts contain padding, or consist of it. XLA's partitioner Shardy would
+replicate arguments and results that do not divide, so a program declares them with the padded shape. It first
+cuts the value out of each argument and annotates it with the argument's sharding: then no data moves between
+devices, and the partitioner knows where the value ends. Finally it pads the results with zeros.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ def padding(
     function: Function,
     specs: Sequence[ArraySpec],
 ) -> tuple[Function, tuple[ArraySpec, ...]]:
-    """``function``, of arguments like ``specs``, between padded arguments and results; their specs.
+    """``function`` with padded arguments and results, and the specs of the padded arguments.
 
-    ``inputs`` and ``outputs`` are HLO shardings; the annotations say the same to the partitioner. Where
-    everything divides the function comes back as it is.
+    ``specs`` describes the arguments of ``function``. ``inputs`` and ``outputs`` are the HLO shardings of arguments
+    and results; the annotations are the same shardings in the form that the partitioner reads. If no argument needs
+    padding and no result is split, the returned function is ``function`` itself.
     """
     shapes = [_padded(spec.shape, text) for spec, text in zip(specs, inputs, strict=True)]
     cuts = [
@@ -49,10 +49,10 @@ def padding(
     )
     if not any(cuts) and not any(parse(text).tiles for text in outputs):
         return function, padded
-    return functools.partial(_between, function, cuts, outputs, output_annotations), padded
+    return functools.partial(_padded_call, function, cuts, outputs, output_annotations), padded
 
 
-def _between(
+def _padded_call(
     function: Function, cuts: Sequence[Any], outputs: Texts, annotations: Texts, *arguments: Any
 ) -> list[Array]:
     values = [a if cut is None else _cut(a, *cut) for a, cut in zip(arguments, cuts, strict=True)]
@@ -69,17 +69,17 @@ def _cut(value: Array, shape: Sequence[int], annotation: str) -> Array:
 
 def _fill(value: Array, text: str | None, annotation: str | None) -> Array:
     shape = _padded(value.shape, text)
-    # XLA lays a value without elements out whole, whatever its annotation says: no part is to be filled
+    # XLA replicates a value without elements, whatever its annotation says: there is no part to pad
     if annotation is None or shape == value.shape or value.size == 0:
         return value
-    laid = shardings.annotate_sharding(value, annotation)
-    return jnp.pad(laid, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
+    annotated = shardings.annotate_sharding(value, annotation)
+    return jnp.pad(annotated, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
 
 
 def filled_up(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A part of a host array with zeros behind its elements, so that it has ``shape``."""
-    missing = [(0, n - m) for n, m in zip(shape, array.shape, strict=True)]
-    return np.pad(array, missing) if any(n for _, n in missing) else array
+    """``array``, padded with zeros at the end of each dimension to ``shape``."""
+    widths = [(0, n - m) for n, m in zip(shape, array.shape, strict=True)]
+    return np.pad(array, widths) if any(n for _, n in widths) else array
 
 
 def _padded(shape: tuple[int, ...], text: str | None) -> tuple[int, ...]:

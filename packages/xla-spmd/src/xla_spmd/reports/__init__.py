@@ -1,1 +1,1 @@
-"""What a partitioned program costs, and pictures of shardings."""
+"""Reports: the costs of partitioned programs, automatic choices of shardings, and pictures of shardings."""

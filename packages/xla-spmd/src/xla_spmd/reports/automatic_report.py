@@ -1,4 +1,4 @@
-"""What ``use_spmd(auto=True)`` decided, to be read."""
+"""The choice that ``use_spmd(auto=True)`` made, for the user to read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from xla_spmd.tensors.marking import mesh_backend
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AutomaticSharding:
-    """A decision: the mesh's axes with their sizes, a partition spec by name, and the reasons as text.
+    """An automatic choice of shardings.
 
-    ``specs`` has every input of the step that decided and that is split or held whole by decision; names are those
-    of parameters in their model, and of what the optimizer keeps for them.
+    ``axes`` are the mesh's axes with their sizes. ``specs`` has the partition specs by name, for each input of the
+    examined step for which one was chosen. The names are those of parameters in their model, and of the optimizer's
+    state for them. ``report`` is a text with the reasons.
     """
 
     axes: Axes
@@ -27,11 +28,10 @@ class AutomaticSharding:
 
 
 def automatic_sharding() -> AutomaticSharding | None:
-    """What was decided last; None before the first step that decides. Raises RuntimeError outside SPMD mode."""
-    backend = mesh_backend(runtime.trace_of(None))
-    decided = backend.automatic
-    if decided.choice is None:
+    """The last automatic choice, or None before the first one. Raises RuntimeError outside SPMD mode."""
+    automatic = mesh_backend(runtime.trace_of(None)).automatic
+    if automatic.choice is None:
         return None
-    pairs = zip(decided.names, decided.choice.specs, strict=True)
+    pairs = zip(automatic.names, automatic.choice.specs, strict=True)
     specs = {name: spec for name, spec in pairs if spec is not None}
-    return AutomaticSharding(decided.choice.axes, specs, decided.choice.report)
+    return AutomaticSharding(automatic.choice.axes, specs, automatic.choice.report)

@@ -1,4 +1,4 @@
-"""What XLA's partitioner put between devices, for the flight recorder: worked out once, when a program is made."""
+"""Tells the flight recorder which collectives each partitioned program has, once, when the program is created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.reports.program_report import collectives_in
 
 MOST_ROWS: Final = 16
-"""Rows of one program that are kept: those of the most bytes."""
+"""The most rows that are recorded of one program: those with the most bytes."""
 _GROUPS: Final = re.compile(r"(?:replica_groups|source_target_pairs)=(?P<text>.*?)(?=, [a-z_]+=|$)")
 _FRAME: Final = re.compile(r"stack_frame_id=(\d+)")
 _PLACE: Final = re.compile(r'source_file="(?P<file>[^"]*)" source_line=(?P<line>\d+)')
@@ -28,14 +28,14 @@ _begun: Final = Once()
 
 
 def begin() -> None:
-    """From now on tell the flight recorder of each program over several devices; once."""
+    """From now on, tell the flight recorder about each program over several devices. Later calls do nothing."""
     if not _begun.begin():
         return
-    events.subscribe(events.ProgramCompiled, _on_made)
-    events.subscribe(events.ProgramLoaded, _on_made)
+    events.subscribe(events.ProgramCompiled, _on_program)
+    events.subscribe(events.ProgramLoaded, _on_program)
 
 
-def _on_made(event: events.ProgramCompiled | events.ProgramLoaded) -> None:
+def _on_program(event: events.ProgramCompiled | events.ProgramLoaded) -> None:
     backend = event.trace.backend
     if isinstance(backend, MeshBackend) and len(backend.devices) > 1:
         rows = rows_of(event.program.executable.optimized_hlo())
@@ -43,10 +43,11 @@ def _on_made(event: events.ProgramCompiled | events.ProgramLoaded) -> None:
 
 
 def rows_of(hlo: str) -> list[dict[str, object]]:
-    """The operations between devices of a compiled module, equal ones in one row, those of the most bytes first.
+    """The collectives of a compiled module, as rows for the flight recorder: those with the most bytes first.
 
-    A row has ``kind``, ``count``, ``bytes`` (of all, on one device), ``groups`` as HLO writes them, and ``line``:
-    file and line of the user's program, else the operator, else nothing.
+    Collectives of the same kind, groups and line share a row, with ``kind``, ``count``, ``bytes`` (of all of them,
+    on one device), ``groups`` as HLO writes them, and ``line``: file and line of the user's program if they are
+    known, else the operator, else an empty text.
     """
     lines = _lines_of_frames(hlo)
     texts = {collective.name: collective for collective in collectives_in(hlo)}
@@ -62,7 +63,7 @@ def rows_of(hlo: str) -> list[dict[str, object]]:
 
 
 def _instructions(hlo: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The line of each instruction that has one of these names."""
+    """Name and line of each instruction that has one of ``names``."""
     for line in hlo.splitlines():
         name = line.strip().removeprefix("ROOT ").partition(" = ")[0].removeprefix("%")
         if name in names:
@@ -70,7 +71,7 @@ def _instructions(hlo: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _lines_of_frames(hlo: str) -> dict[str, str]:
-    """``file.py:12`` by the number of a stack's frame, from the tables in front of a module."""
+    """The place (``file.py:12``) of each stack frame by its number, from the tables at the head of a module."""
     head = hlo.partition("\n%")[0]
     files, _, rest = head.partition("FileLocations")
     locations, _, frames = rest.partition("StackFrames")
@@ -84,6 +85,7 @@ def _lines_of_frames(hlo: str) -> dict[str, str]:
 
 
 def _place(text: str, lines: dict[str, str]) -> str:
+    """The place from which an instruction comes: newer compilers refer to a table of frames, older ones name it."""
     frame = _FRAME.search(text)
     if frame is not None and lines.get(frame[1]):
         return lines[frame[1]]

@@ -1,4 +1,4 @@
-"""What a partitioned program costs: its collectives, and the bytes of live tensors on each device."""
+"""The costs of a partitioned program: its collectives, and the bytes of live tensors on each device."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ KINDS: Final = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
     "collective-broadcast", "ragged-all-to-all",
 )  # fmt: skip
-"""The names by which HLO calls operations between devices."""
+"""HLO's names of collectives."""
 
-# "%name = shapes kind(" with an asynchronous operation counted at its start.
+# "%name = shapes kind("; an asynchronous operation is counted at its start, not at its "-done".
 _INSTRUCTION: Final = re.compile(
     r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shapes>.*?) "
     rf"(?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(",
     re.MULTILINE,
 )
+_BRACKETS: Final = re.compile(r"[(){}\[\],]")
 _SHAPE: Final = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<sizes>[\d,]*)\]")
 _BITS: Final = re.compile(r"\d+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collective:
-    """One operation between devices: HLO's ``kind`` and name, and the ``bytes`` of its result on a device."""
+    """One collective: HLO's ``kind`` and ``name``, and the ``bytes`` of its result on one device."""
 
     kind: str
     name: str
@@ -48,9 +49,10 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """One live tensor: ``bytes`` of its value, and of the parts on each device by the device's number.
+    """One live tensor.
 
-    ``sharding`` is the HLO text; ``name`` the parameter's, where it is known.
+    ``name`` is that of the parameter or buffer, or empty. ``sharding`` is the HLO text. ``bytes`` is the size of
+    the whole value, ``device_bytes`` the size of the part on each device of this process, by the device's number.
     """
 
     name: str
@@ -62,9 +64,9 @@ class LiveTensor:
 
 
 def collectives(program: programs.StepProgram | None = None) -> list[Collective]:
-    """The operations between devices in a compiled program (default: the one that ran most often).
+    """The collectives of a compiled program (default: of the one that ran most often).
 
-    Raises RuntimeError when nothing ran yet.
+    Raises RuntimeError if no program has run yet.
     """
     if program is None:
         known = programs.all_programs()
@@ -75,17 +77,32 @@ def collectives(program: programs.StepProgram | None = None) -> list[Collective]
 
 
 def collectives_in(hlo: str) -> list[Collective]:
-    """The operations between devices in the text of an optimised HLO module."""
+    """The collectives in the text of an optimised HLO module."""
     return [
-        Collective(match["kind"], match["name"], _result_bytes(match["shapes"], match["start"]))
+        Collective(match["kind"], match["name"], _result_bytes(match))
         for match in _INSTRUCTION.finditer(hlo)
     ]
 
 
-def _result_bytes(shapes: str, start: str | None) -> int:
-    sizes = [_bytes(match["type"], match["sizes"]) for match in _SHAPE.finditer(shapes)]
-    # what is started returns its operands too, in front of its results
-    return sum(sizes[len(sizes) // 2 :] if start and len(sizes) > 1 else sizes)
+def _result_bytes(instruction: re.Match[str]) -> int:
+    shapes = instruction["shapes"]
+    # The start of an asynchronous collective has a tuple: operands, results, and on TPUs numbers for the hardware.
+    # That of an all-reduce has its results only.
+    if instruction["start"] and instruction["kind"] != "all-reduce" and shapes.startswith("("):
+        members = _tuple_members(shapes)
+        shapes = members[1] if len(members) > 1 else shapes
+    return sum(_bytes(match["type"], match["sizes"]) for match in _SHAPE.finditer(shapes))
+
+
+def _tuple_members(shapes: str) -> list[str]:
+    """The members of a tuple of shapes, which may be tuples themselves."""
+    members, depth, begin = [], 0, 1
+    for bracket in _BRACKETS.finditer(shapes):
+        depth += (bracket[0] in "({[") - (bracket[0] in ")}]")
+        if (bracket[0] == "," and depth == 1) or depth == 0:
+            members.append(shapes[begin : bracket.start()])
+            begin = bracket.end()
+    return members
 
 
 def _bytes(kind: str, sizes: str) -> int:
@@ -96,12 +113,13 @@ def _bytes(kind: str, sizes: str) -> int:
 
 
 def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
-    """Every tensor on the devices whose value is there, largest first; views count once.
+    """All tensors that have a value on the devices, largest first. Tensors that share a storage count once.
 
-    ``named`` gives its parameters and buffers their names. Pending values are not run for this.
+    The names of the tensors are those of the parameters and buffers of ``named`` (default: no names). Pending
+    tensors are left out; nothing is run.
     """
     names = _names(named)
-    living = []
+    live = []
     for storage in _storages():
         backend = storage.trace.backend
         buffer = storage.buffer
@@ -110,16 +128,16 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
         parts = _part_bytes(backend, buffer)
         sharding = parse(backend.sharding_of(buffer)).text
         meta = storage.meta
-        living.append(
+        live.append(
             LiveTensor(
                 names.get(id(storage), ""), meta.shape, meta.dtype, sharding, meta.nbytes, parts
             )
         )
-    return sorted(living, key=lambda t: -t.bytes)
+    return sorted(live, key=lambda t: -t.bytes)
 
 
 def _part_bytes(backend: MeshBackend, buffer: Buffer) -> dict[int, int]:
-    """Bytes of the parts that this process holds, by the device's number; none of a host value."""
+    """Bytes of the parts that this process holds, by the device's number; empty for a value on the host."""
     if type(buffer) is HostValue:
         buffer = buffer.placed
     if buffer is None:
@@ -143,7 +161,7 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
 
 
 def bytes_per_device(tensors: Iterable[LiveTensor] | None = None) -> dict[int, int]:
-    """Bytes of ``tensors`` (default: all live ones) on each device that this process addresses."""
+    """Bytes of ``tensors`` (default: all live ones) on each device of this process, by the device's number."""
     total: collections.Counter[int] = collections.Counter()
     for tensor in live_tensors() if tensors is None else tensors:
         total.update(tensor.device_bytes)
@@ -151,11 +169,14 @@ def bytes_per_device(tensors: Iterable[LiveTensor] | None = None) -> dict[int, i
 
 
 def sharding_report(named: torch.nn.Module | None = None, largest: int = 20) -> str:
-    """A text: collectives of the busiest program, bytes per device, and the largest tensors."""
+    """A text with the collectives of the program that ran most often, bytes per device, and the largest tensors.
+
+    ``named`` is as for ``live_tensors``; ``largest`` (default: 20) is the number of tensors listed.
+    """
     lines: list[str] = []
     by_kind: dict[str, list[int]] = {}
-    for one in collectives() if programs.all_programs() else []:
-        by_kind.setdefault(one.kind, []).append(one.bytes)
+    for collective in collectives() if programs.all_programs() else []:
+        by_kind.setdefault(collective.kind, []).append(collective.bytes)
     lines.append("Collectives of the program that ran most often, with bytes on each device:")
     lines += [
         f"  {kind:<20} {len(sizes):>5} x  {render_bytes(sum(sizes)):>10}"
@@ -179,7 +200,7 @@ def _line(tensor: LiveTensor) -> str:
 def parameter_shares(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, dict[int, int]]:
-    """Per device, the bytes of a module's ``parameters``, ``gradients`` and optimizer ``state``."""
+    """The bytes of a module's ``parameters``, ``gradients`` and optimizer ``state`` on each device, by number."""
     state = optimizer.state if optimizer is not None else {}
     groups = {
         "parameters": list(module.parameters()),

@@ -1,1 +1,1 @@
-"""Meshes, partition specs and shardings, in all their text forms; no tensors."""
+"""Meshes, partition specs and shardings, and the texts that describe them. Nothing here uses tensors."""

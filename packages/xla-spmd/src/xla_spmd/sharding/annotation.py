@@ -1,4 +1,4 @@
-"""What ``mark_sharding`` leaves on a tensor's storage."""
+"""``Annotation``: the sharding that ``mark_sharding`` stores on a tensor's storage."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from xla_spmd.sharding.partition_spec import Spec, check_rank
 
 MSG_DEVICES: Final = (
     "the mesh {mesh} is over {size} devices, this job has {count}: a mesh names each device of the "
-    "job once, 0 to {last}. Use np.arange(xr.global_runtime_device_count()), and an axis that no "
-    "dimension is split over for devices that should hold copies"
+    "job once, 0 to {last}. Use np.arange(xr.global_runtime_device_count()). For copies on several "
+    "devices, add an axis over which no dimension is split"
 )
 
 
 class MeshDevicesError(ValueError, AssertionError):
-    """A mesh over other devices than the job's; torch_xla raises an AssertionError."""
+    """A mesh whose devices are not those of the job; torch_xla raises an AssertionError for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Annotation:
-    """How the user wants a tensor split, and the mesh and partition spec that said so.
+    """The sharding that the user gave a tensor, and the mesh and partition spec that describe it.
 
-    ``text`` is the canonical HLO sharding: None where the value is whole on every device.
+    ``text`` is the canonical HLO sharding, or None if every device holds the whole value.
     """
 
     sharding: Sharding
@@ -38,30 +38,37 @@ class Annotation:
 
 
 def annotation_of(tensor: Any) -> Annotation | None:
-    """The annotation of a tensor that shows a whole storage, or None."""
+    """The annotation of a tensor, or None. A view of another tensor has none."""
     return None if view_of(tensor) is not None else storage_annotation(storage_of(tensor))
 
 
 def storage_annotation(storage: Storage) -> Annotation | None:
-    """The annotation of a storage, or None (also one that was cleared, or never asked for)."""
+    """The annotation of a storage; None if it was never annotated, or its annotation was cleared."""
     return getattr(storage, "annotation", None)
 
 
 def is_unannotated(storage: Storage) -> bool:
-    """Whether the user gave a value no sharding, or cleared it."""
+    """Whether the storage's annotation was set to None: it was cleared, or its value was placed without one."""
     return getattr(storage, "annotation", storage) is None
 
 
 def checked_annotation(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Annotation:
-    """The annotation of a tensor of ``shape``. Raises what ``mark_sharding`` raises."""
+    """The annotation that splits a tensor of ``shape`` by ``spec`` over ``mesh``.
+
+    Raises what ``mark_sharding`` raises for the mesh and the spec.
+    """
     sharding = checked_sharding(mesh, spec, shape)
-    if 0 in shape:  # XLA lays a value without elements out whole, whatever a program says
+    if 0 in shape:  # XLA replicates a value without elements, whatever sharding a program asks for
         sharding = REPLICATED
     return Annotation(sharding, canonical(sharding.text), mesh, tuple(spec))
 
 
 def checked_sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
-    """The sharding of a tensor of ``shape`` on ``mesh``. Raises what ``mark_sharding`` raises."""
+    """The sharding of a tensor of ``shape`` that is split by ``spec`` over ``mesh``.
+
+    Raises MeshDevicesError if the mesh does not have each device of the job once, and PartitionSpecError if the
+    spec does not fit the mesh or the shape.
+    """
     return _sharding(mesh, _frozen(spec), shape)
 
 

@@ -1,4 +1,4 @@
-"""torch's ``DeviceMesh`` and placements, and torch_xla's ``Mesh`` and partition specs: each as the other."""
+"""Conversions between torch's ``DeviceMesh`` and placements and torch_xla's ``Mesh`` and partition specs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MSG_DEVICE_TYPE: Final = (
 )
 MSG_COUNT: Final = (
     "`placements` must have the same length as `device_mesh.ndim`! Got {count} placements for a device "
-    "mesh of {rank} dimensions: write one for each, Replicate() where devices hold copies"
+    "mesh of {rank} dimensions: give one for each, Replicate() for a dimension whose devices hold copies"
 )
 MSG_PLACEMENT: Final = (
     "unsupported placement {placement!r} on device mesh dimension {axis}: a placement is "
     "Shard(dimension) or Replicate()"
 )
 MSG_PARTIAL: Final = (
-    "the placement {placement} on device mesh dimension {axis} cannot be given to a tensor. Partial sums "
-    "exist inside a program only, where XLA chooses them and adds them up; give Replicate() or "
-    "Shard(dimension) and the whole value"
+    "a tensor cannot have the placement {placement} on device mesh dimension {axis}. Partial sums "
+    "exist only inside a program, where XLA creates them and adds them up; give Replicate() or "
+    "Shard(dimension), and the complete value"
 )
 MSG_DIMENSION: Final = (
     "Dimension out of range (expected to be in range of [{first}, {last}], but got {dim}): {placement} "
@@ -44,19 +44,22 @@ MSG_NO_DIMENSION: Final = (
 
 
 class PlacementError(RuntimeError, ValueError):
-    """A placement of a kind that tensors cannot have; torch raises a RuntimeError."""
+    """A placement that is neither ``Shard`` nor ``Replicate``; torch raises a RuntimeError for it."""
 
 
 class PartialPlacementError(NotImplementedError, PlacementError):
-    """Partial sums, asked for as the placement of a tensor."""
+    """The placement ``Partial``, which a tensor outside a program cannot have."""
 
 
 class PlacementDimensionError(IndexError, ValueError):
-    """A placement on a dimension that the tensor lacks; torch raises an IndexError."""
+    """A ``Shard`` of a dimension that the tensor does not have; torch raises an IndexError for it."""
 
 
 def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The ``Mesh`` of the same devices. Raises ValueError for a mesh of another kind of device."""
+    """The ``Mesh`` with the devices, shape and axis names of ``dt_mesh``.
+
+    Raises ValueError if its device type is not ``xla``.
+    """
     if dt_mesh.device_type != "xla":
         raise ValueError(MSG_DEVICE_TYPE.format(kind=dt_mesh.device_type))
     grid = dt_mesh.mesh.numpy()
@@ -65,7 +68,7 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
 
 @caches.memoized("device meshes of meshes", 256)
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
-    """The ``DeviceMesh`` of the same devices; ``convert_to_xla_mesh`` the other way round."""
+    """The ``DeviceMesh`` with the devices, shape and axis names of ``mesh``."""
     from torch.distributed.device_mesh import DeviceMesh
 
     grid = torch.tensor(mesh.listed_ids).reshape(mesh.mesh_shape)
@@ -73,7 +76,7 @@ def device_mesh_of(mesh: Mesh) -> DeviceMesh:
 
 
 def placements_of(spec: Spec, mesh: Mesh) -> tuple[Placement, ...]:
-    """Per mesh axis, ``Shard(dimension)`` of the dimension that ``spec`` lays on it, or ``Replicate()``."""
+    """For each mesh axis, ``Shard(dimension)`` if ``spec`` splits a dimension over it, else ``Replicate()``."""
     from torch.distributed.tensor import Replicate, Shard
 
     count = len(mesh.mesh_shape)
@@ -85,10 +88,10 @@ def placements_of(spec: Spec, mesh: Mesh) -> tuple[Placement, ...]:
 def checked_partition_spec(
     shape: tuple[int, ...], placements: Sequence[Placement], rank: int
 ) -> tuple[Any, ...]:
-    """The partition spec of a tensor of ``shape`` on a mesh of ``rank`` dimensions, as numbers of axes.
+    """The partition spec, in numbers of mesh axes, of a tensor of ``shape`` on a mesh of ``rank`` dimensions.
 
-    Raises ValueError for another number of placements, PlacementError for another kind than ``Shard``
-    and ``Replicate``, and PlacementDimensionError for a dimension that the tensor lacks.
+    Raises ValueError unless there are ``rank`` placements, PlacementError for one that is neither ``Shard`` nor
+    ``Replicate``, and PlacementDimensionError for a ``Shard`` of a dimension that the tensor does not have.
     """
     placements = tuple(placements)
     if len(placements) != rank:
@@ -99,11 +102,11 @@ def checked_partition_spec(
 def convert_to_xla_partition_spec(
     tensor: torch.Tensor, placements: Sequence[Placement]
 ) -> tuple[object, ...]:
-    """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
+    """The partition spec, in numbers of mesh axes, that splits ``tensor`` as ``placements`` say.
 
-    Raises PlacementError (a RuntimeError and a ValueError) for placements other than ``Shard`` and
-    ``Replicate``, and PlacementDimensionError (an IndexError and a ValueError) for a dimension that the
-    tensor lacks.
+    ``placements`` has one entry per mesh dimension. Raises PlacementError (a RuntimeError and a ValueError) for
+    one that is neither ``Shard`` nor ``Replicate``, and PlacementDimensionError (an IndexError and a ValueError)
+    for a ``Shard`` of a dimension that the tensor does not have.
     """
     return _partition_spec(tuple(tensor.shape), tuple(placements))
 

@@ -1,9 +1,9 @@
-"""``Sharding``: how the elements of one value are split over the devices, and its text forms.
+"""``Sharding``: how the elements of one value are split over the devices, and the texts that describe it.
 
-The text is XLA's (``HloSharding``): ``{replicated}``, or ``{devices=[2,1,2]0,1,2,3
-last_tile_dim_replicate}`` with the devices listed, as torch_xla prints it, or generated
-(``<=[2,2]T(1,0)``), as newer compilers do. Both are read; what is written is the first, so that
-equal shardings are equal texts.
+The texts are those of XLA's ``HloSharding``: ``{replicated}``, or for example
+``{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}``. torch_xla lists the devices, as here; newer compilers write
+them as a transposed range (``<=[2,2]T(1,0)``). ``parse`` reads both forms. ``Sharding.text`` always lists the
+devices, so that equal shardings have equal texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAXIMAL: Final = re.compile(r"\{maximal device=(\d+)\}")
 
 
 class ShardingType(enum.IntEnum):
-    """The kinds of sharding, with torch_xla's numbers."""
+    """The kinds of sharding, with the numbers that torch_xla gives them."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -45,12 +45,12 @@ class ShardingType(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharding:
-    """One value's sharding over the devices ``0 .. n-1`` of a job.
+    """The sharding of one value over the devices ``0 .. n-1`` of a job.
 
-    ``tiles`` counts the parts along each dimension of the value; where ``last`` is set, its last
-    number does not belong to a dimension: so many devices hold the same part (``"replicated"``)
-    or each a part of its own making (``"manual"``). ``devices`` lists the parts' devices in C
-    order. Replicated values have neither.
+    ``tiles`` has the number of parts along each dimension of the value. If ``last`` is set, ``tiles`` has one more
+    number, which belongs to no dimension: that many devices hold copies of the same part (``"replicated"``), or
+    each holds its own value for that part (``"manual"``). ``devices`` lists the devices of the parts in C order.
+    Both are empty for a replicated value.
     """
 
     type: ShardingType
@@ -60,7 +60,7 @@ class Sharding:
 
     @property
     def text(self) -> str:
-        """The HLO text, devices listed."""
+        """The HLO text, with the devices listed."""
         match self.type:
             case ShardingType.REPLICATED:
                 return "{replicated}"
@@ -76,17 +76,17 @@ class Sharding:
 
     @property
     def per_dimension(self) -> tuple[int, ...]:
-        """How many parts each dimension of the value is cut into; empty when it is whole."""
+        """The number of parts along each dimension of the value; empty if the value is not split."""
         return self.tiles[:-1] if self.last else self.tiles
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one part of a value of ``shape``; where it does not divide, of the first."""
+        """The shape of one part of a value of ``shape``: of the first, and largest, if they are not all equal."""
         if not self.tiles:
             return tuple(shape)
         return tuple(-(-n // parts) for n, parts in zip(shape, self.per_dimension, strict=True))
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape that all parts together have: each dimension at the next size that divides."""
+        """``shape`` with each dimension rounded up to a multiple of the number of its parts."""
         if not self.tiles:
             return tuple(shape)
         return tuple(
@@ -94,13 +94,14 @@ class Sharding:
         )
 
     def indices(self, shape: Sequence[int]) -> dict[int, tuple[slice, ...]]:
-        """Per device, which part of a value of ``shape`` it holds. Empty for whole values."""
+        """For each device, the slices of its part of a value of ``shape``. Empty if the value is not split."""
         if not self.tiles:
             return {}
         part = self.shard_shape(shape)
         grid = np.array(self.devices).reshape(self.tiles)
         by_device = {}
         for place in np.ndindex(grid.shape):
+            # the last parts may be shorter, or empty
             by_device[int(grid[place])] = tuple(
                 slice(min(i * size, n), min((i + 1) * size, n))
                 for i, size, n in zip(place, part, shape, strict=False)
@@ -108,7 +109,7 @@ class Sharding:
         return by_device
 
     def places(self) -> dict[int, tuple[int, ...]]:
-        """Per device, the place of its part among the parts. Empty for whole values."""
+        """For each device, the coordinates of its part in the grid of parts. Empty if the value is not split."""
         rank = len(self.per_dimension)
         grid = np.array(self.devices).reshape(self.tiles) if self.tiles else np.array([])
         return {int(grid[place]): place[:rank] for place in np.ndindex(grid.shape)}
@@ -119,9 +120,10 @@ MANUAL: Final = Sharding(ShardingType.MANUAL)
 
 
 def tiled(grid: np.ndarray, rank: int) -> Sharding:
-    """The sharding whose parts lie as in ``grid``: a dimension per one of the value, or one more.
+    """The sharding of a value with ``rank`` dimensions whose parts are on the devices in ``grid``.
 
-    The additional last dimension counts the devices that hold the same part.
+    ``grid`` has one dimension per dimension of the value. It may have one more: the devices along it hold copies
+    of the same part.
     """
     tiles = tuple(map(int, grid.shape))
     if math.prod(tiles[:rank]) == 1:
@@ -134,9 +136,9 @@ def tiled(grid: np.ndarray, rank: int) -> Sharding:
 
 @caches.memoized("parsed shardings")
 def parse(text: str | None) -> Sharding:
-    """The sharding that a text describes; None is the whole value on every device.
+    """The sharding that an HLO text describes; None stands for the whole value on every device.
 
-    Raises ValueError for a text that is no HLO sharding.
+    Raises ValueError if the text is not an HLO sharding.
     """
     if text is None or text == "{replicated}":
         return REPLICATED
@@ -175,6 +177,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @caches.memoized("canonical texts of shardings")
 def canonical(text: str | None) -> str | None:
-    """One text per sharding; None for the whole value everywhere."""
+    """The canonical form of an HLO text, in which equal shardings have equal texts; None if it is replicated."""
     sharding = parse(text)
     return None if sharding.type is ShardingType.REPLICATED else sharding.text

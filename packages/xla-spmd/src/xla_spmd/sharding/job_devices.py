@@ -1,4 +1,4 @@
-"""The job's devices as meshes see them: numbered from 0, in groups with fast links inside."""
+"""The order in which meshes place the job's devices: groups with fast links inside, and the torus of TPU chips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xla_core.extension_api import runtime
 
 MSG_RANKS: Final = (
     "ici_mesh_shape {ici} and dcn_mesh_shape {dcn} need one number per mesh axis each; write 1 "
-    "where an axis does not cross groups"
+    "for an axis that does not cross groups"
 )
 MSG_COUNT: Final = (
     "a hybrid mesh of {groups} groups (dcn_mesh_shape {dcn}) of {each} devices (ici_mesh_shape "
@@ -23,9 +23,9 @@ MSG_COUNT: Final = (
 
 
 def hybrid_grid(ici: tuple[int, ...], dcn: tuple[int, ...]) -> np.ndarray:
-    """Device numbers in a grid of shape ``ici * dcn``, each group of devices contiguous within it.
+    """Device numbers in a grid of shape ``ici * dcn``, in which each group of devices is one contiguous block.
 
-    Raises ValueError when the job's devices are not ``prod(dcn)`` groups of ``prod(ici)``.
+    Raises ValueError unless the job's devices are ``prod(dcn)`` groups of ``prod(ici)`` devices.
     """
     if len(ici) != len(dcn):
         raise ValueError(MSG_RANKS.format(ici=ici, dcn=dcn))
@@ -39,7 +39,7 @@ def hybrid_grid(ici: tuple[int, ...], dcn: tuple[int, ...]) -> np.ndarray:
         )  # fmt: skip
         raise ValueError(text)
     grids = [torus_grid([known[i] for i in group], group, ici) for group in groups]
-    # one block per group, blocks laid out as the slow axes say
+    # arrange the groups' blocks along the slow axes, and merge each slow axis with the fast one of its number
     blocks = np.array(grids).reshape(*dcn, *ici)
     rank = len(ici)
     order = [axis for i in range(rank) for axis in (i, rank + i)]
@@ -47,13 +47,12 @@ def hybrid_grid(ici: tuple[int, ...], dcn: tuple[int, ...]) -> np.ndarray:
 
 
 def _groups(known: Sequence[DeviceDescription], wanted: int) -> list[list[int]]:
-    """Device numbers by TPU slice or by process; one CPU process is cut into ``wanted`` groups."""
-    by: dict[int, list[int]] = {}
+    """Device numbers by TPU slice, else by process; the devices of a single CPU process make ``wanted`` groups."""
+    by_slice: dict[int, list[int]] = {}
     for number, device in enumerate(known):
-        by.setdefault(int(device.attributes.get("slice_index", device.process_index)), []).append(
-            number
-        )
-    groups = [by[key] for key in sorted(by)]
+        index = int(device.attributes.get("slice_index", device.process_index))
+        by_slice.setdefault(index, []).append(number)
+    groups = [by_slice[index] for index in sorted(by_slice)]
     whole_job = wanted == 1 or (len(groups) == 1 and known[0].platform == "cpu")
     if whole_job and len(known) % wanted == 0:
         size = len(known) // wanted
@@ -65,10 +64,11 @@ def _groups(known: Sequence[DeviceDescription], wanted: int) -> list[list[int]]:
 def torus_grid(
     devices: Sequence[DeviceDescription], numbers: Sequence[int], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """``numbers`` in a grid of ``shape`` whose axes run along the torus of the devices' coordinates.
+    """``numbers`` in a grid of ``shape`` whose axes follow the torus in which ``devices`` are linked.
 
-    Each mesh axis takes whole axes of the torus, where sizes allow it: neighbours in the mesh are
-    then linked. Otherwise, or without coordinates, the devices fill the grid in order.
+    ``numbers`` are the numbers of ``devices``, in the same order. If the sizes allow it, each mesh axis consists of
+    whole axes of the torus, so that neighbours in the mesh are linked. Otherwise, or if the devices have no
+    coordinates, they fill the grid in order.
     """
     torus = _torus(devices, numbers)
     axes = None if torus is None else _assign(torus.shape, shape)
@@ -78,7 +78,7 @@ def torus_grid(
 
 
 def _torus(devices: Sequence[DeviceDescription], numbers: Sequence[int]) -> np.ndarray | None:
-    """The numbers by coordinates and core, or None where the coordinates do not fill a box."""
+    """The numbers in an array indexed by coordinates and core, or None if the coordinates do not fill a box."""
     places = []
     for device in devices:
         coords = device.attributes.get("coords")
@@ -96,7 +96,10 @@ def _torus(devices: Sequence[DeviceDescription], numbers: Sequence[int]) -> np.n
 
 
 def _assign(torus: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, ...]] | None:
-    """Torus axes for each mesh axis, the largest mesh axis choosing first; None if none fit."""
+    """The torus axes that each mesh axis consists of, or None if the sizes do not fit.
+
+    The largest mesh axis is assigned first, and each takes as few torus axes as possible.
+    """
     free = [i for i, size in enumerate(torus) if size > 1]
     chosen: dict[int, tuple[int, ...]] = {}
     for axis in sorted(range(len(shape)), key=lambda i: -shape[i]):
@@ -114,7 +117,7 @@ def _assign(torus: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, .
             return None
     if free:
         return None
-    # torus axes of size 1 go to the last mesh axis, where they change nothing
+    # torus axes of size 1 do not change the grid: add them to any mesh axis, since transpose() needs all axes
     groups = [chosen[axis] for axis in range(len(shape))]
     groups[-1] += tuple(i for i, size in enumerate(torus) if size == 1)
     return groups

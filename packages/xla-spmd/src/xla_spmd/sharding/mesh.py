@@ -34,9 +34,8 @@ MSG_NOT_A_MESH: Final = (
     "'mesh_shape': (2,), 'axis_names': ('data',)}}\""
 )
 MSG_JAX_DEVICES: Final = (
-    "get_jax_mesh() lays this mesh of {size} devices over jax's own devices, of which there are "
-    "{count} in this process. For CPU devices call jax.config.update('jax_num_cpu_devices', {size}) "
-    "before jax starts"
+    "get_jax_mesh() needs {size} jax devices for this mesh, and jax has {count} in this process. "
+    "For CPU devices call jax.config.update('jax_num_cpu_devices', {size}) before jax starts"
 )
 
 
@@ -44,8 +43,9 @@ class Mesh:
     """A grid of devices.
 
     ``device_ids`` lists all devices of the job (``0 .. xr.global_runtime_device_count() - 1``) in
-    the order in which they fill ``mesh_shape``, the last axis first; ``axis_names`` names the axes.
-    Raises AssertionError when counts do not match or something comes twice.
+    the order in which they fill ``mesh_shape``: the last axis varies fastest. ``axis_names`` has a name for each
+    axis; without it (default: None), axes are referred to by number. Raises AssertionError if the number of devices
+    or names does not fit ``mesh_shape``, or if a device or name occurs twice.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Mesh:
         self.mesh_shape: tuple[int, ...] = tuple(int(n) for n in mesh_shape)
         self.axis_names: tuple[str, ...] | None = tuple(axis_names) if axis_names else None
         _check(self.device_ids, self.mesh_shape, self.axis_names)
-        # as torch.compile takes them into a graph: numpy arrays would end it
+        # constants that torch.compile can put into a graph: numpy arrays would break the graph
         self.listed_ids: list[int] = self.device_ids.tolist()
         self.names_text: str = repr(self.axis_names)
 
@@ -67,37 +67,37 @@ class Mesh:
         return math.prod(self.mesh_shape)
 
     def shape(self) -> OrderedDict[str | int, int]:
-        """The axes' sizes by name, or by number where they have no names."""
+        """The size of each axis by its name, or by its number if the axes have no names."""
         names = self.axis_names or range(len(self.mesh_shape))
         return OrderedDict(zip(names, self.mesh_shape, strict=True))
 
     def get_logical_mesh(self) -> np.ndarray:
-        """The device ids as an array of the mesh's shape."""
+        """The device ids as an array of shape ``mesh_shape``."""
         return self.device_ids.reshape(self.mesh_shape)
 
     def get_axis_name_idx(self, name: str) -> int | None:
-        """The number of the axis called ``name``, or None."""
+        """The number of the axis called ``name``, or None if there is no such axis."""
         names = self.axis_names or ()
         return names.index(name) if name in names else None
 
     def get_op_sharding(self, partition_spec: Spec) -> Sharding:
-        """The sharding of a value whose dimensions lie on the axes that ``partition_spec`` names.
+        """The sharding of a value whose dimensions are split over the axes that ``partition_spec`` names.
 
-        Raises PartitionSpecError for an axis that the mesh lacks or that comes twice.
+        Raises PartitionSpecError for an axis that the mesh does not have, or that occurs twice.
         """
         counters.increment("CreateOpSharding")
         return sharding_of(partition_spec, self.get_logical_mesh(), self.axis_names)
 
     def get_jax_mesh(self) -> object:
-        """The same grid as a ``jax.sharding.Mesh`` over jax's own devices; starts jax's backend.
+        """The ``jax.sharding.Mesh`` of the same shape over jax's own devices. Starts jax's backend.
 
-        Raises RuntimeError when jax has fewer devices than the mesh.
+        Raises RuntimeError if jax has fewer devices than the mesh.
         """
         return jax_mesh(self)
 
     @classmethod
     def from_str(cls, text: str) -> Mesh:
-        """The mesh that ``str(mesh)`` wrote. Raises ValueError for another text."""
+        """The mesh for which ``str(mesh)`` is ``text``. Raises ValueError if there is none."""
         try:
             fields = ast.literal_eval(text)
             return Mesh(fields["device_ids"], fields["mesh_shape"], fields["axis_names"])
@@ -147,13 +147,13 @@ def _check(ids: np.ndarray, shape: tuple[int, ...], names: tuple[str, ...] | Non
 
 
 def _grids(count: int) -> list[tuple[int, ...]]:
-    """Mesh shapes that ``count`` devices fill: one axis, and two that are nearly equal."""
-    small = max(n for n in range(1, math.isqrt(count) + 1) if count % n == 0)
+    """Mesh shapes that ``count`` devices fill: one axis, and two axes that are as equal as possible."""
+    small = max((n for n in range(1, math.isqrt(count) + 1) if count % n == 0), default=1)
     return [(count,), (count // small, small)] if small > 1 else [(count,)]
 
 
 def jax_mesh(mesh: Mesh) -> object:
-    """``mesh`` over jax's own devices."""
+    """``mesh`` as a ``jax.sharding.Mesh``; see ``Mesh.get_jax_mesh``."""
     import jax
 
     known = sorted(jax.devices(), key=lambda d: d.id)
@@ -161,20 +161,21 @@ def jax_mesh(mesh: Mesh) -> object:
         raise RuntimeError(MSG_JAX_DEVICES.format(size=mesh.size(), count=len(known)))
     chosen = np.array(known, object)[mesh.device_ids].reshape(mesh.mesh_shape)
     names = mesh.axis_names or tuple(map(str, range(chosen.ndim)))
-    # jax 0.12.0 makes axes explicit by default; here, as in torch_xla, the compiler propagates shardings
+    # jax 0.12.0 makes axes explicit by default; as in torch_xla, the compiler propagates shardings here
     axis_types = (jax.sharding.AxisType.Auto,) * len(names)
     return jax.sharding.Mesh(chosen, names, axis_types=axis_types)
 
 
 class HybridMesh(Mesh):
-    """A mesh over devices in groups: fast links (ICI) within a group, slow ones (DCN) between them.
+    """A mesh over groups of devices, with fast links (ICI) within a group and slow ones (DCN) between groups.
 
-    Axis ``i`` has ``ici_mesh_shape[i]`` devices of a group for each of its ``dcn_mesh_shape[i]``
-    groups; axes go from those that communicate least to those that communicate most. ``axis_names`` are their
-    names, as in ``Mesh``. Without ``dcn_mesh_shape`` all devices are one group. A group is a
-    TPU slice, or else a process; the devices of a single CPU process are cut into equal groups, to
-    try out what runs elsewhere. Raises ValueError when the devices are not so many groups of
-    so many devices.
+    Axis ``i`` goes through ``dcn_mesh_shape[i]`` groups, and through ``ici_mesh_shape[i]`` devices of each. List
+    the axes in order of communication, from the least to the most. ``axis_names`` are as in ``Mesh``. Without
+    ``dcn_mesh_shape`` (default: None), all devices are one group.
+
+    A group is a TPU slice, or else the devices of a process. The devices of a single CPU process are divided into
+    equal groups, so that programs for several slices can be tried there. Raises ValueError unless the job's
+    devices are ``prod(dcn_mesh_shape)`` groups of ``prod(ici_mesh_shape)`` devices.
     """
 
     def __init__(
@@ -194,16 +195,16 @@ class _Global:
 
 
 def set_global_mesh(mesh: Mesh) -> None:
-    """Make ``mesh`` the one that functions use which are given none."""
+    """Make ``mesh`` the default of functions that take a mesh."""
     _Global.mesh = mesh
 
 
 def get_global_mesh() -> Mesh | None:
-    """The mesh given to ``set_global_mesh``, or None."""
+    """The mesh that was passed to ``set_global_mesh``, or None."""
     return _Global.mesh
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """All devices of the job along one axis."""
+    """A mesh of all devices of the job along one axis, called ``axis_name`` (default: without a name)."""
     count = len(runtime.client().devices())
     return Mesh(np.arange(count), (count,), None if axis_name is None else (axis_name,))

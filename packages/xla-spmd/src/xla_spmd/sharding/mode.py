@@ -10,8 +10,8 @@ from xla_core.extension_api import runtime
 from xla_core.support import flags
 
 MSG_LATE: Final = (
-    "use_spmd() after tensors were made: those on xla:0 are copied to all devices when they are used "
-    "next, programs compiled so far are compiled again. Call it first"
+    "use_spmd() was called after tensors were created: those on xla:0 are copied to all devices when they are "
+    "used next, and programs compiled so far are compiled again. Call it first"
 )
 
 
@@ -20,11 +20,12 @@ class _Automatic:
 
 
 def use_spmd(auto: bool = False) -> None:
-    """Show all devices of the job as the one device ``xla:0``, over which tensors can be split.
+    """Show all devices of the job as the single device ``xla:0``, over which tensors can be split.
 
-    Call it before the first tensor; later it works too, warns, and tensors on ``xla:0`` come along. With ``auto``
-    (default: False) the first training step decides how parameters, optimizer state and data are split, as
-    ``xla-plan`` finds best; a RuntimeError is raised there where it cannot. ``XLA_AUTO_SPMD=1`` is the same.
+    Call it before the first tensor is created. A later call works, but warns: tensors on ``xla:0`` are copied to
+    all devices when they are used next. With ``auto`` (default: False) or ``XLA_AUTO_SPMD=1``, xla-plan chooses
+    how parameters, optimizer state and data are split, when the first training step runs. That step raises
+    RuntimeError if no choice can be made.
     """
     if auto or flags.AUTO_SPMD.get():
         _Automatic.chosen = True
@@ -38,5 +39,5 @@ def use_spmd(auto: bool = False) -> None:
 
 
 def is_automatic() -> bool:
-    """Whether steps decide how their inputs are split, where the user has not said it."""
+    """Whether shardings of inputs that the user has not annotated are chosen automatically."""
     return _Automatic.chosen

@@ -1,4 +1,4 @@
-"""``OpSharding``: a sharding from torch_xla's lists of devices, and a mesh that lies as a sharding does."""
+"""``OpSharding``, which makes a sharding of torch_xla's lists of devices, and annotations made of shardings."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from xla_spmd.sharding.hlo_sharding import (
 from xla_spmd.sharding.mesh import Mesh
 
 MSG_GROUPS: Final = (
-    "OpSharding: replication_groups {groups} must be as many lists of one length as group_assignment "
-    "{assignment} has numbers"
+    "OpSharding: replication_groups {groups} must have one list for each number in group_assignment "
+    "{assignment}, all of the same length"
 )
 MSG_TYPE: Final = (
-    "OpSharding: a sharding of type {type} cannot be made of lists; use TILED, PARTIAL, REPLICATED, MAXIMAL or "
-    "MANUAL"
+    "OpSharding: a sharding of type {type} cannot be made of lists of devices; use TILED, PARTIAL, REPLICATED, "
+    "MAXIMAL or MANUAL"
 )
 MSG_RANK: Final = "a sharding {text} of {parts} dimensions does not fit a tensor of shape {shape}"
 MSG_DEVICES: Final = (
-    "the sharding {text} is over {size} devices, this job has {count}: it names each of them once"
+    "the sharding {text} is over {size} devices, this job has {count}: name each device of the "
+    "job once"
 )
 
 
 class _FromLists(type):
-    """``OpSharding(...)`` makes a ``Sharding``, and every ``Sharding`` is an ``OpSharding``."""
+    """Makes ``OpSharding(...)`` return a ``Sharding``, and each ``Sharding`` an instance of ``OpSharding``."""
 
     def __call__(
         cls,
@@ -51,11 +52,14 @@ class _FromLists(type):
 
 
 class OpSharding(metaclass=_FromLists):
-    """How one value is split: ``OpSharding(tile_assignment, group_assignment, replication_groups, type)``.
+    """The sharding of one value: ``OpSharding(tile_assignment, group_assignment, replication_groups, type)``.
 
-    ``tile_assignment`` is a nested list of device numbers, a dimension per one of the value. For PARTIAL it has
-    one more, whose devices hold the same part, or ``group_assignment`` says which of
-    ``replication_groups`` (lists of devices that do) is where. ``type`` is a ``ShardingType``'s number.
+    ``tile_assignment`` is a nested list of device numbers, with one dimension per dimension of the value. A
+    sharding of type PARTIAL, in which several devices hold the same part, is described in one of two ways.
+    Either ``tile_assignment`` has one more dimension, whose devices hold the same part. Or
+    ``replication_groups`` has a list of devices for each part, and ``group_assignment`` is a nested list of the
+    numbers of these groups, with one dimension per dimension of the value. ``type`` is the number of a
+    ``ShardingType``. Raises what ``from_lists`` raises.
     """
 
 
@@ -65,7 +69,10 @@ def from_lists(
     replication_groups: Sequence[Sequence[int]],
     sharding_type: int,
 ) -> Sharding:
-    """See ``OpSharding``. Raises ValueError for another type, or groups that do not fit."""
+    """The sharding that the arguments describe; see ``OpSharding``.
+
+    Raises ValueError for the types TUPLE and UNKNOWN, and for groups that do not fit ``group_assignment``.
+    """
     kind = ShardingType(int(sharding_type))
     if kind is ShardingType.REPLICATED:
         return REPLICATED
@@ -90,9 +97,10 @@ def from_lists(
 
 
 def annotation_by(sharding: Sharding, shape: tuple[int, ...]) -> Annotation:
-    """What ``mark_sharding`` leaves on a tensor of ``shape``, with a mesh that lies as the sharding does.
+    """The annotation of a tensor of ``shape`` that is split as ``sharding`` says, with a mesh made to fit.
 
-    Raises ValueError for a sharding of another rank, or over other devices than the job's.
+    Raises ValueError if the sharding has another number of dimensions, or does not name each device of the job
+    once.
     """
     count = len(runtime.client().devices())
     if not sharding.tiles:
@@ -110,5 +118,5 @@ def annotation_by(sharding: Sharding, shape: tuple[int, ...]) -> Annotation:
         raise ValueError(MSG_DEVICES.format(text=sharding.text, size=size, count=count))
     mesh = Mesh(np.array(sharding.devices), sharding.tiles)
     spec = tuple(i if parts > 1 else None for i, parts in enumerate(sharding.per_dimension))
-    laid = REPLICATED if 0 in shape else sharding  # XLA lays a value without elements out whole
-    return Annotation(laid, canonical(laid.text), mesh, spec)
+    actual = REPLICATED if 0 in shape else sharding  # XLA replicates a value without elements
+    return Annotation(actual, canonical(actual.text), mesh, spec)

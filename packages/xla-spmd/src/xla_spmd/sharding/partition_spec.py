@@ -1,4 +1,4 @@
-"""Partition specs: which mesh axes each dimension of a tensor lies on."""
+"""Partition specs: the mesh axes over which each dimension of a tensor is split."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ MSG_UNKNOWN_INDEX: Final = (
 )
 MSG_NOT_AN_AXIS: Final = (
     "{entry!r} in the partition spec {spec} is not a mesh axis; each entry is a name, a number, a "
-    "tuple of these, or None for a dimension that stays whole"
+    "tuple of these, or None for a dimension that is not split"
 )
 MSG_TWICE: Final = (
-    "the mesh axis {axis} occurs twice in the partition spec {spec}: one axis can split one "
-    "dimension only. Keep it where the dimension is larger and write None in the other place"
+    "the mesh axis {axis} occurs twice in the partition spec {spec}: an axis can split only one "
+    "dimension. Keep it for the larger dimension and write None for the other"
 )
 MSG_RANK: Final = (
     "Partition spec length ({length}) should be equal to the input rank ({rank}). The tensor has "
-    "shape {shape}; write one entry per dimension, None where it stays whole: {example}"
+    "shape {shape}; write one entry per dimension, None for one that is not split: {example}"
 )
 
 
 class PartitionSpecError(ValueError, AssertionError):
     """A partition spec that does not fit the mesh or the tensor.
 
-    It is both of the errors that torch_xla raises for such mistakes.
+    torch_xla raises ValueError for some of these mistakes and AssertionError for others; this is both.
     """
 
 
 def axes_of(spec: Spec, names: Sequence[str] | None, count: int) -> list[tuple[int, ...]]:
-    """The numbers of the mesh axes on each dimension; negative numbers count from the end.
+    """For each dimension, the numbers of the mesh axes over which ``spec`` splits it.
 
-    Raises PartitionSpecError for what is no axis of the mesh, or comes twice.
+    ``names`` are the names of the mesh's ``count`` axes, or None. Negative numbers in ``spec`` count from the end.
+    Raises PartitionSpecError for an entry that is not an axis of the mesh, and for an axis that occurs twice.
     """
     axes = []
     seen: dict[int, AxisName] = {}
@@ -67,11 +68,11 @@ def _axis(entry: AxisName, spec: Spec, names: Sequence[str] | None, count: int) 
         if not names:
             raise PartitionSpecError(MSG_NO_NAMES.format(name=entry, last=count - 1))
         if entry not in names:
-            alike = [n for n in names if n.lower() == entry.lower()]
+            similar = [n for n in names if n.lower() == entry.lower()]
             text = MSG_UNKNOWN_NAME.format(
                 name=entry,
                 known=tuple(names),
-                suggestion=f"; did you mean {alike[0]!r}?" if alike else "",
+                suggestion=f"; did you mean {similar[0]!r}?" if similar else "",
             )
             raise PartitionSpecError(text)
         return list(names).index(entry)
@@ -86,9 +87,9 @@ def _axis(entry: AxisName, spec: Spec, names: Sequence[str] | None, count: int) 
 
 
 def sharding_of(spec: Spec, grid: np.ndarray, names: Sequence[str] | None) -> Sharding:
-    """The sharding that ``spec`` means on a mesh whose devices lie as in ``grid``.
+    """The sharding that ``spec`` describes on a mesh with the devices in ``grid`` and axes called ``names``.
 
-    Axes that no dimension lies on hold the same parts (partial replication).
+    Devices along axes that ``spec`` does not use hold copies of the same part (partial replication).
     """
     axes = axes_of(spec, names, grid.ndim)
     used = [axis for group in axes for axis in group]
@@ -99,7 +100,7 @@ def sharding_of(spec: Spec, grid: np.ndarray, names: Sequence[str] | None) -> Sh
 
 
 def check_rank(spec: Spec, shape: Sequence[int]) -> None:
-    """Raise PartitionSpecError unless there is an entry for each dimension."""
+    """Raise PartitionSpecError unless ``spec`` has one entry for each dimension of ``shape``."""
     if len(spec) != len(shape):
         example = (*spec, *[None] * len(shape))[: len(shape)]
         raise PartitionSpecError(

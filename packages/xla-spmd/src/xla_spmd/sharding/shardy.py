@@ -1,9 +1,9 @@
-"""HLO shardings as Shardy writes them: axes of one mesh that all shardings of a program share.
+"""Translates HLO shardings for Shardy: into axes of one mesh that all shardings of a program share.
 
-An HLO sharding lists devices; Shardy, XLA's partitioner, names axes of a mesh. The finest mesh that a
-program's shardings need follows from the strides at which they walk through the devices: the
-sharding ``{devices=[2,4]0,1,2,3,4,5,6,7}`` walks at strides 4 and 1, so the mesh is 2 x 4, and a
-value split in 8 lies on both axes.
+An HLO sharding lists devices; Shardy, XLA's partitioner, names axes of a mesh. The mesh follows from the
+strides at which a program's shardings step through the devices. The sharding
+``{devices=[2,4]0,1,2,3,4,5,6,7}`` has strides 4 and 1, so the mesh is 2 x 4; a value that is split into 8 parts
+is then split over both axes.
 """
 
 from __future__ import annotations
@@ -17,34 +17,41 @@ import numpy as np
 
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
 
-# One walk through the devices: how many, and how far apart.
+# One step pattern through the devices: how many of them, and how far apart they are.
 _Walk = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardyMesh:
-    """A mesh of named axes: ``sizes`` from the slowest to the fastest, over ``order``'s devices."""
+    """A mesh of named axes.
+
+    ``sizes`` are those of the axes, the last of which varies fastest. ``order`` lists the devices that fill the
+    mesh.
+    """
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes' names: a letter each."""
+        """The axes' names: one letter for each."""
         return tuple(string.ascii_lowercase[: len(self.sizes)])
 
     def annotation(self, sharding: Sharding, rank: int) -> str:
-        """Shardy's text for ``sharding`` of a value with ``rank`` dimensions, all of them closed."""
+        """Shardy's text for ``sharding`` of a value with ``rank`` dimensions.
+
+        All dimensions are closed: the partitioner must not split them further.
+        """
         dimensions: list[tuple[str, ...]] = [()] * rank
         if sharding.tiles:
             walks = _walks(sharding, self.order)
-            assert walks is not None
+            assert walks is not None  # common_mesh() has checked it
             dimensions = [self._axes(walk) for walk in walks[:rank]]
         lists = ", ".join("{" + ", ".join(f'"{a}"' for a in axes) + "}" for axes in dimensions)
         return f"#sdy.sharding<{self._text()}, [{lists}]>"
 
     def translate(self, text: str, rank: int) -> str:
-        """``annotation`` of the sharding with this HLO text."""
+        """Shardy's text for the HLO sharding ``text`` of a value with ``rank`` dimensions."""
         return self.annotation(parse(text), rank)
 
     def _text(self) -> str:
@@ -64,10 +71,10 @@ class ShardyMesh:
 
 
 def common_mesh(shardings: Iterable[Sharding], count: int) -> ShardyMesh | None:
-    """The mesh over ``count`` devices on whose axes all ``shardings`` lie, or None if there is none.
+    """The mesh over ``count`` devices with whose axes all ``shardings`` can be written, or None if there is none.
 
-    There is none for manual shardings, for orders of devices that do not go together, and for
-    sizes such as 2 x 3 beside 3 x 2.
+    There is none if one of them is manual, if they use incompatible orders of devices, or if their sizes do not
+    divide each other, such as 2 x 3 and 3 x 2.
     """
     wanted = set(shardings)
     if any(s.type not in _KNOWN or s.last not in (None, "replicated") for s in wanted):
@@ -85,6 +92,8 @@ _KNOWN = (ShardingType.REPLICATED, ShardingType.TILED, ShardingType.PARTIAL)
 
 
 def _sizes(split: Sequence[Sharding], order: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The sizes of the axes that the shardings ``split`` need over devices in this ``order``, or None."""
+    # A walk of n devices at stride s needs axes that begin at stride s and end at stride s * n.
     bounds = {1, len(order)}
     for sharding in split:
         walks = _walks(sharding, order)
@@ -98,13 +107,14 @@ def _sizes(split: Sequence[Sharding], order: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _walks(sharding: Sharding, order: tuple[int, ...]) -> list[list[_Walk]] | None:
-    """Per tile dimension, the walks of which it consists, slowest first; None if it is none."""
+    """The walks that each tile dimension consists of, slowest first; None if the devices follow no such pattern."""
     position = np.empty(len(order), int)
     position[list(order)] = range(len(order))
     grid = position[list(sharding.devices)].reshape(sharding.tiles)
     if grid.size != len(order) or grid.flat[0] != 0:
         return None
     walks = []
+    # the positions that the walks of the first line of each dimension imply; the other lines must agree
     rebuilt = np.zeros_like(grid)
     for axis, size in enumerate(grid.shape):
         line = np.moveaxis(grid, axis, 0).reshape(size, -1)[:, 0]
@@ -117,7 +127,10 @@ def _walks(sharding: Sharding, order: tuple[int, ...]) -> list[list[_Walk]] | No
 
 
 def _decompose(line: Sequence[int]) -> list[_Walk] | None:
-    """``[0, 1, 4, 5]`` is two steps of 4, each of two steps of 1."""
+    """The walks, slowest first, that make up the positions ``line``, or None if none do.
+
+    ``[0, 1, 4, 5]`` is a walk of 2 at stride 4, at each stop of which there is a walk of 2 at stride 1.
+    """
     if len(line) == 1:
         return []
     stride = line[1]

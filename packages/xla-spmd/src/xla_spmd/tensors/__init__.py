@@ -1,1 +1,1 @@
-"""Sharded tensors: annotating them, reading their parts, laying them out again."""
+"""Sharded tensors: annotating them, reading and writing their parts, and redistributing them."""

@@ -1,4 +1,4 @@
-"""Tensors over all devices, made of the parts that this process has on the CPU."""
+"""Tensors over all devices, assembled from the parts of this process's devices, which are CPU tensors."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from xla_spmd.sharding.op_sharding import annotation_by
 from xla_spmd.tensors.marking import mesh_backend
 
 MSG_COUNT: Final = (
-    "{got} shards for {wanted} devices: give one for each device of this process, in their order"
+    "got {got} shards for {wanted} devices: give one for each device of this process, in device "
+    "order"
 )
 MSG_SHAPE: Final = (
-    "shard {number} has shape {got} and dtype {dtype}; a tensor of shape {shape} split as {text} has shards of "
-    "shape {wanted} (there {own}) and dtype {expected}"
+    "shard {number} has shape {got} and dtype {dtype}; for a tensor of shape {shape} split as {text} it must "
+    "have shape {wanted}, or {own} without padding, and dtype {expected}"
 )
 
 
 def assembled(
     shards: Sequence[torch.Tensor], sharding: Sharding, shape: Sequence[int] | None = None
 ) -> XLATensor:
-    """The tensor of ``shape`` whose parts on this process's devices are ``shards``, in the devices' order.
+    """The tensor of ``shape`` whose parts on the devices of this process are ``shards``, in device order.
 
-    Default: the shape that parts of the first one's shape make up. Parts are uploaded as they are; where the
-    tensor does not divide, ``shards`` may have what follows the elements or not. Raises ValueError for
-    another number of shards, or one of another shape or dtype.
+    ``shape`` defaults to that of a tensor whose parts all have the shape of the first one. A part that is shorter
+    than the others, because the tensor does not divide evenly, may be padded or not. Raises ValueError for a wrong
+    number of shards, or for one with a wrong shape or dtype.
     """
     trace = trace_of(None)
     backend = mesh_backend(trace)

@@ -1,4 +1,4 @@
-"""The functions of torch_xla's C++ module ``_XLAC`` about shardings, on plain tensors."""
+"""The functions of torch_xla's C++ module ``_XLAC`` that concern shardings. They take and return plain tensors."""
 
 from __future__ import annotations
 
@@ -40,25 +40,28 @@ from xla_spmd.tensors.sharded_tensor import (
 MSG_NOT_MANUAL: Final = "_mark_manual_sharding takes a sharding of type MANUAL, got {text}"
 MSG_ANNOTATED: Final = "Existing annotation must be cleared first: {text}"
 MSG_DATA: Final = (
-    "Marking any data tensors as manual is not supported, nor results of them: it has to be a pending result of "
-    "parts, which xs.enable_manual_sharding(t, partition_spec) gives"
+    "Marking any data tensors as manual is not supported, nor are their results: the tensor must be pending and "
+    "computed from parts, which xs.enable_manual_sharding(t, partition_spec) returns"
 )
 MSG_NO_SHARDING: Final = (
-    "_spmd_full_to_shard_shape takes a tensor that is split, as xs.mark_sharding does, and not by hand "
-    "already; its sharding is {text!r}"
+    "_spmd_full_to_shard_shape takes a tensor that is split, for example by xs.mark_sharding, and not "
+    "manually sharded yet; its sharding is {text!r}"
 )
 MSG_WHOLE: Final = (
     "_spmd_shard_to_full_shape takes parts of shape {wanted} and dtype {dtype} for a tensor of shape "
     "{shape} split as {text}, got {got} and {got_dtype}"
 )
-MSG_SHARD_DEVICES: Final = "_load_local_shards: shards for {got}, this process has {wanted}"
+MSG_SHARD_DEVICES: Final = (
+    "_load_local_shards got shards for the devices {got}; this process has the devices {wanted}"
+)
 
 
 class XlaShardingSpec:
-    """How a CPU tensor is split when it goes to the devices; made of ``OpSharding``'s lists.
+    """A sharding for a CPU tensor that will be sent to the devices.
 
-    With ``minibatch`` each process brings rows of its own: dimension 0 of the global tensor is that of all
-    processes' together.
+    The parameters between ``tensor`` and ``minibatch`` are those of ``OpSharding``. With ``minibatch`` (default:
+    False), ``tensor`` has only this process's rows of the global tensor: dimension 0 of the global tensor
+    concatenates the rows of all processes.
     """
 
     def __init__(
@@ -81,20 +84,20 @@ class XlaShardingSpec:
             self.global_shape = (tensor.shape[0] * processes, *tensor.shape[1:])
 
     def send(self, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-        """A CPU tensor as one on ``device``, split so."""
+        """Send the CPU tensor ``tensor`` to ``device``, split by this sharding."""
         annotation = annotation_by(self.sharding, self.global_shape)
         if self.minibatch:
             return ShardingSpec(annotation.mesh, annotation.spec, True).send(tensor, device)
         sent = tensor.to(device)
-        marking.lay_as(sent, annotation)
+        marking.apply_annotation(sent, annotation)
         return sent
 
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- reading shardings and parts -------------------------------------------------------------------
 
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """The tensor's HLO sharding, or an empty text where it has none."""
+    """The tensor's HLO sharding, or an empty text if it has none."""
     return sharding_text(unwrap_sharded_tensor(tensor))
 
 
@@ -104,18 +107,18 @@ def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
 
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
-    """The number of the tensor's ``ShardingType``, or None where it has no sharding."""
+    """The number of the tensor's ``ShardingType``, or None if it has no sharding."""
     kind = sharding_type(unwrap_sharded_tensor(tensor))
     return None if kind is None else int(kind)
 
 
 def _get_xla_op_sharding(tensor: torch.Tensor) -> Sharding | None:
-    """The tensor's sharding, or None where it has none."""
+    """The tensor's sharding, or None if it has none."""
     return sharding_of(unwrap_sharded_tensor(tensor))
 
 
 def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
-    """Per tensor, the parts that this process holds and the names of their devices."""
+    """For each tensor, the parts that this process holds, each with the name of its device."""
     by_tensor = [local_shards(unwrap_sharded_tensor(t)) for t in tensors]
     return [[(shard.data, shard.shard_device) for shard in shards] for shards in by_tensor]
 
@@ -123,60 +126,60 @@ def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[list[tuple[torch.
 def _get_local_shard_replica_and_indices(
     tensors: Sequence[Operand],
 ) -> list[list[tuple[int, Sequence[slice] | EllipsisType]]]:
-    """Per tensor and part, the copy's number and where the part belongs."""
+    """For each part of each tensor, the number of the copy and the part's slices of the whole tensor."""
     by_tensor = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]
     return [[(copy, listed(indices)) for _, indices, copy in parts] for parts in by_tensor]
 
 
 def _xla_get_auto_sharding() -> bool:
-    """Whether steps decide how their inputs are split: ``xr.use_spmd(auto=True)``."""
+    """Whether shardings are chosen automatically, by ``xr.use_spmd(auto=True)``."""
     return mode.is_automatic()
 
 
 def _xla_set_auto_sharding() -> None:
-    """``xr.use_spmd(auto=True)``."""
+    """Call ``xr.use_spmd(auto=True)``."""
     mode.use_spmd(auto=True)
 
 
-# -- what is marked --------------------------------------------------------------------------------
+# -- marking tensors -------------------------------------------------------------------------------
 
 
 def _xla_mark_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
-    """Split a tensor over the devices as ``sharding`` says, in place; see ``xs.mark_sharding``."""
+    """Split ``tensor`` over the devices as ``sharding`` says, in place; see ``xs.mark_sharding``."""
     plain = marking.checked(unwrap_sharded_tensor(tensor))
-    marking.lay_as(plain, annotation_by(sharding, tuple(plain.shape)))
+    marking.apply_annotation(plain, annotation_by(sharding, tuple(plain.shape)))
 
 
 def _xla_annotate_custom_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
-    """Split a tensor's current value in the program that uses it next; what is written later is free."""
+    """Split only the current value of ``tensor``, in the program that uses it next."""
     plain = marking.checked(unwrap_sharded_tensor(tensor))
-    marking.lay_value(plain, annotation_by(sharding, tuple(plain.shape)).sharding)
+    marking.annotate_value(plain, annotation_by(sharding, tuple(plain.shape)).sharding)
 
 
 def _xla_clear_sharding(tensor: torch.Tensor) -> None:
-    """``clear_sharding``."""
+    """Remove the tensor's annotation; see ``clear_sharding``."""
     clear_sharding(tensor)
 
 
 def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
-    """Say that a pending result, computed from parts of a tensor, is a part itself.
+    """Mark ``tensor``, a pending result that was computed from parts of a tensor, as a part itself.
 
-    Raises RuntimeError for another sharding than MANUAL, and a tensor that has a value, is annotated, or is
-    not computed from parts (XLA's partitioner would end the process).
+    Raises RuntimeError if ``sharding`` is not of type MANUAL, and if the tensor has a value already, is annotated,
+    or was not computed from parts (XLA's partitioner would abort the process).
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     if sharding.type is not ShardingType.MANUAL:
         raise RuntimeError(MSG_NOT_MANUAL.format(text=sharding.text))
     storage = storage_of(plain)
-    if not storage.trace.is_pending(storage) or not _is_of_parts(plain):
+    if not storage.trace.is_pending(storage) or not _is_computed_from_parts(plain):
         raise RuntimeError(MSG_DATA)
-    present = sharding_of(plain)
-    if present is not None:
-        raise RuntimeError(MSG_ANNOTATED.format(text=present.text))
+    current = sharding_of(plain)
+    if current is not None:
+        raise RuntimeError(MSG_ANNOTATED.format(text=current.text))
     _set_manual(plain)
 
 
-def _is_of_parts(tensor: XLATensor) -> bool:
+def _is_computed_from_parts(tensor: XLATensor) -> bool:
     with graph_of([tensor]) as (_, entries, outputs):
         needed = operations_of(needed_entries(entries, outputs))
         return any(operation.plan.overload is TO_SHARD for operation in needed)
@@ -189,9 +192,9 @@ def _set_manual(tensor: XLATensor) -> None:
 
 
 def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a split tensor that each device holds; operators on it run on every device by itself.
+    """The part of a split tensor that each device holds. Each device then computes on its own part.
 
-    Raises RuntimeError for a tensor that is not split, or by hand already.
+    Raises RuntimeError if the tensor is not split, or is manually sharded already.
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     sharding = sharding_of(plain)
@@ -206,9 +209,9 @@ def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
 def _spmd_shard_to_full_shape(
     tensor: torch.Tensor, sharding: Sharding, output_shape: Sequence[int], output_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The whole tensor of ``output_shape`` whose parts ``tensor`` is, split as ``sharding`` says.
+    """The whole tensor of ``output_shape``, split as ``sharding`` says, of which ``tensor`` is each device's part.
 
-    Raises RuntimeError for parts of another shape or dtype.
+    Raises RuntimeError if the parts do not have the shape that follows, or not ``output_dtype``.
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     shape = tuple(output_shape)
@@ -226,7 +229,7 @@ def _spmd_shard_to_full_shape(
     return whole
 
 
-# -- parts from the CPU ----------------------------------------------------------------------------
+# -- tensors from parts on the CPU -----------------------------------------------------------------
 
 
 def _global_tensor_from_cpu_shards(
@@ -234,9 +237,10 @@ def _global_tensor_from_cpu_shards(
     sharding: Sharding,
     global_shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """A tensor made of the parts of this process's devices, in their order, split as ``sharding`` says.
+    """The tensor, split as ``sharding`` says, of which this process's devices have the parts ``shards``, in order.
 
-    ``global_shape`` is needed where the tensor does not divide evenly. Raises what ``assembled`` raises.
+    ``global_shape`` is needed if the tensor does not divide evenly (default: the shape that equal parts make up).
+    Raises ValueError for a wrong number of shards, or for one with a wrong shape or dtype.
     """
     return assembled(shards, sharding, global_shape)
 
@@ -244,16 +248,16 @@ def _global_tensor_from_cpu_shards(
 def _load_local_shards(
     tensor: torch.Tensor, shards: Sequence[torch.Tensor], devices: Sequence[str]
 ) -> None:
-    """Replace the value of a split tensor by parts for the devices with these names (``CPU:3``).
+    """Replace the value of a split tensor by ``shards``, which are for the devices named ``devices`` (``CPU:3``).
 
-    Raises ValueError for other devices than this process's, or parts that do not fit.
+    Raises ValueError unless the devices are those of this process and the parts fit.
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     wanted = [shard.shard_device for shard in local_shards(plain)]
-    given = dict(zip(devices, shards, strict=True))
-    if sorted(given) != sorted(wanted):
-        raise ValueError(MSG_SHARD_DEVICES.format(got=sorted(given), wanted=sorted(wanted)))
-    load_local_shards_(plain, [XLAShard(given[name], ..., name, 0) for name in wanted])
+    by_device = dict(zip(devices, shards, strict=True))
+    if sorted(by_device) != sorted(wanted):
+        raise ValueError(MSG_SHARD_DEVICES.format(got=sorted(by_device), wanted=sorted(wanted)))
+    load_local_shards_(plain, [XLAShard(by_device[name], ..., name, 0) for name in wanted])
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``ShardingSpec``: a sharding for tensors that are still to come, as data loaders take it."""
+"""``ShardingSpec``: the sharding with which data loaders send batches to the devices."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MSG_MINIBATCH: Final = (
 
 @dataclasses.dataclass
 class ShardingSpec:
-    """How batches are split: ``partition_spec`` over ``mesh``, see ``mark_sharding``.
+    """The sharding of batches: by ``partition_spec`` over ``mesh``, as in ``mark_sharding``.
 
-    With ``minibatch`` each process loads rows of its own: dimension 0 of the global tensor is that of
-    all processes' batches together, in process order.
+    With ``minibatch`` (default: False), each process loads only its own rows: dimension 0 of the global tensor
+    concatenates the rows of all processes, in process order.
     """
 
     mesh: Mesh
@@ -44,19 +44,22 @@ class ShardingSpec:
         self.partition_spec = tuple(self.partition_spec)
 
     def can_apply(self, t: torch.Tensor) -> bool:
-        """Whether ``t`` has as many dimensions as the spec has entries."""
+        """Whether ``t`` has as many dimensions as ``partition_spec`` has entries."""
         return t.dim() == len(self.partition_spec)
 
     def xla_spec(self, t: torch.Tensor) -> Sharding | None:
-        """The sharding of a batch like ``t``, or None where the spec does not apply."""
+        """The sharding of a batch with the dimensions of ``t``, or None if ``can_apply(t)`` is False."""
         return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def apply(self, t: torch.Tensor) -> None:
-        """``mark_sharding(t, mesh, partition_spec)``, for a tensor on the device."""
+        """Call ``mark_sharding(t, mesh, partition_spec)`` for a tensor on the device."""
         annotate(t, self.mesh, self.partition_spec)
 
     def send(self, t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-        """A CPU tensor as one on ``device``, split as the spec says where it applies."""
+        """Send the CPU tensor ``t`` to ``device``, split as the spec says if ``can_apply(t)``.
+
+        With ``minibatch``, raises PartitionSpecError if a device of this process needs rows of other processes.
+        """
         if self.minibatch and self.can_apply(t):
             return _from_minibatch(t, device, self)
         sent = t.to(device)
@@ -68,7 +71,7 @@ class ShardingSpec:
 def _from_minibatch(
     t: torch.Tensor, device: torch.device | str, spec: ShardingSpec
 ) -> torch.Tensor:
-    """The global batch of which ``t`` is this process's rows."""
+    """The global batch, of which this process has the rows ``t``, assembled from the parts of all processes."""
     trace = trace_of(device)
     backend = mesh_backend(trace)
     processes = sorted({d.process_index for d in backend.client.devices()})
@@ -79,9 +82,9 @@ def _from_minibatch(
     array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
     part = sharding.shard_shape(shape)
     parts = []
-    for number, i, indices in _local_parts(backend, sharding, shape):
+    for number, device, indices in _local_parts(backend, sharding, shape):
         own = array[_local(indices, mine, t.shape[0], spec, number)]
-        parts.append(backend.client.put(filled_up(own, part), Placement((i,))))
+        parts.append(backend.client.put(filled_up(own, part), Placement((device,))))
     text = canonical(sharding.text)
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
@@ -93,7 +96,7 @@ def _from_minibatch(
 def _local_parts(
     backend: MeshBackend, sharding: Sharding, shape: tuple[int, ...]
 ) -> Iterator[tuple[int, int, tuple[slice, ...]]]:
-    """Number, id and part of each device of this process, in the devices' order."""
+    """For each device of this process, in order: its number in the mesh, its id, and the slices of its part."""
     local = {d.id for d in backend.client.local_devices()}
     whole = tuple(slice(0, n) for n in shape)
     indices = sharding.indices(shape)
@@ -105,10 +108,10 @@ def _local_parts(
 def _local(
     indices: tuple[slice, ...], process: int, rows: int, spec: ShardingSpec, device: int
 ) -> tuple[slice, ...]:
-    """``indices`` into the global batch as indices into the rows that this process brought."""
+    """Convert ``indices`` into the global batch to indices into the ``rows`` rows that this process loaded."""
     low, high = process * rows, (process + 1) * rows
     first, *rest = indices
-    if first.start == first.stop:  # beyond the last row
+    if first.start == first.stop:  # an empty part, behind the last row
         return (slice(0, 0), *rest)
     if not low <= first.start <= first.stop <= high:
         text = MSG_MINIBATCH.format(

@@ -1,4 +1,4 @@
-"""Manual sharding: inside, a tensor is the part that each device holds, and nothing is partitioned."""
+"""Manual sharding: a tensor stands for each device's own part, and XLA splits nothing."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def _mesh(mesh: Mesh | None, function: str) -> Mesh:
 
 
 class _ToShard(torch.autograd.Function):
+    """The part of a tensor that each device holds; the gradient is put together to a whole one."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: torch.Tensor, text: str) -> torch.Tensor:
         ctx.text, ctx.shape = text, tuple(tensor.shape)
@@ -51,6 +53,8 @@ class _ToShard(torch.autograd.Function):
 
 
 class _ToWhole(torch.autograd.Function):
+    """The tensor that the devices' parts make up; each device gets its part of the gradient."""
+
     @staticmethod
     def forward(
         ctx: FunctionCtx, tensor: torch.Tensor, text: str, shape: tuple[int, ...]
@@ -66,11 +70,11 @@ class _ToWhole(torch.autograd.Function):
 def enable_manual_sharding(
     t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh | None = None
 ) -> XLAShardedTensor:
-    """The part of ``t`` that each device holds when it is split by ``partition_spec``.
+    """The part of ``t`` that each device holds if ``t`` is split by ``partition_spec`` over ``mesh``.
 
-    Operators on it run on every device by itself, until ``disable_manual_sharding`` makes a whole tensor
-    of the parts again. ``mesh`` defaults to the global one. Raises ValueError without a mesh, and
-    what ``mark_sharding`` raises.
+    Each device computes operators on its own part, until ``disable_manual_sharding`` combines the parts to a whole
+    tensor. ``mesh`` defaults to the global one. Raises ValueError if there is no mesh, and what ``mark_sharding``
+    raises.
     """
     chosen = _mesh(mesh, "enable_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
@@ -86,9 +90,10 @@ def disable_manual_sharding(
     *,
     mesh: Mesh | None = None,
 ) -> XLAShardedTensor:
-    """The whole tensor of shape ``full_shape`` whose parts ``t`` is, split by ``partition_spec``.
+    """The whole tensor of shape ``full_shape``, split by ``partition_spec``, of which ``t`` is each device's part.
 
-    Raises ValueError without a mesh or for parts of another shape, and what ``mark_sharding`` raises.
+    ``mesh`` defaults to the global one. Raises ValueError if there is no mesh or the parts have another shape than
+    follows from ``full_shape``, and what ``mark_sharding`` raises.
     """
     chosen = _mesh(mesh, "disable_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
@@ -105,22 +110,21 @@ def disable_manual_sharding(
 
 
 def to_part(tensor: torch.Tensor, text: str) -> torch.Tensor:
-    """The part of ``tensor`` that each device holds when it is split as ``text`` (HLO's) says."""
+    """The part of ``tensor`` that each device holds if it is split as the HLO sharding ``text`` says."""
     part: torch.Tensor = _ToShard.apply(checked(tensor), text)
     return part
 
 
 def to_whole(tensor: torch.Tensor, text: str, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor of ``shape`` whose parts, split as ``text`` says, each device has in ``tensor``."""
+    """The tensor of ``shape`` of which ``tensor`` is each device's part if split as HLO's ``text`` says."""
     whole: torch.Tensor = _ToWhole.apply(checked(tensor), text, tuple(shape))
     return whole
 
 
 def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
-    """``t`` as a part that each device holds for itself: nothing splits what is computed from it.
+    """``t`` as each device's own part: each device computes with the whole value of ``t``, and XLA splits nothing.
 
-    For a tensor whose value is already what every device should see; ``enable_manual_sharding`` cuts a
-    whole one into parts. Raises ValueError without a global mesh and for a tensor that is split.
+    ``enable_manual_sharding`` instead cuts a tensor into parts. Raises ValueError if there is no global mesh.
     """
     chosen = _mesh(None, "_mark_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
@@ -134,10 +138,11 @@ def over_parts(
     results: Sequence[tuple[Spec, tuple[int, ...]]],
     mesh: Mesh | None,
 ) -> tuple[torch.Tensor, ...]:
-    """``function`` of each device's parts of ``tensors``, split by ``specs``; its results as whole tensors.
+    """Call ``function`` with each device's parts of ``tensors``, and return its results as whole tensors.
 
-    ``results`` are their partition specs and whole shapes. Autograd does not see it. Raises what
-    ``enable_manual_sharding`` raises.
+    ``specs`` are the partition specs of ``tensors`` (None among ``tensors`` is passed on), ``results`` the
+    partition specs and whole shapes of the results. ``mesh`` None means the global one. Autograd does not record
+    the call. Raises what ``enable_manual_sharding`` raises.
     """
     chosen = _mesh(mesh, "a partition_spec")
     parts = [

@@ -1,4 +1,4 @@
-"""``mark_sharding`` and related functions: the user says how a tensor is split."""
+"""``mark_sharding`` and related functions, by which the user says how a tensor is split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from xla_spmd.tensors.sharded_tensor import (
 )
 
 MSG_NOT_XLA: Final = (
-    "Expected XLA tensor. Got: {kind}. A tensor is split over devices when it is on them: "
+    "Expected XLA tensor. Got: {kind}. Only a tensor on the devices can be split over them: call "
     "t = t.to('xla') first"
 )
 MSG_NOT_SPMD: Final = (
@@ -42,18 +42,18 @@ def mark_sharding(
     partition_spec: Spec,
     use_dynamo_custom_op: bool = False,
 ) -> XLAShardedTensor:
-    """Split ``t`` over the devices of ``mesh``, in place; what is computed from it follows.
+    """Split ``t`` over the devices of ``mesh``, in place. XLA propagates the sharding to what is computed from it.
 
-    ``partition_spec`` has one entry per dimension: the mesh axis (name or number) it lies on, a tuple
-    of axes, or None for a dimension that every device holds whole. A tensor that has a value is
-    moved at once; one that is still to be computed will come so. A second call replaces
-    the first. With ``use_dynamo_custom_op`` it is, inside ``torch.compile``, an operator of the graph: go
-    on with the tensor it returns.
+    ``partition_spec`` has one entry per dimension of ``t``: the mesh axis (name or number) over which the dimension
+    is split, a tuple of axes, or None for a dimension that is not split. If ``t`` has a value, it is moved at once;
+    if it is pending, the program that computes it splits it. A second call replaces the first.
 
-    Returns ``t`` as an ``XLAShardedTensor``, which shares its value and its gradient history.
+    With ``use_dynamo_custom_op`` (default: False), the call is an operator of the graph inside ``torch.compile``,
+    and only the returned tensor is split. Otherwise returns ``t`` as an ``XLAShardedTensor``, which shares its
+    value and its gradient history.
 
-    Raises RuntimeError outside SPMD mode, ValueError for a tensor that is not on an ``xla`` device or a mesh
-    over other devices than the job's, and PartitionSpecError for a spec that fits neither.
+    Raises RuntimeError outside SPMD mode, ValueError if ``t`` is not on an ``xla`` device or ``mesh`` does not have
+    each device of the job once, and PartitionSpecError if ``partition_spec`` does not fit ``mesh`` or ``t``.
     """
     if use_dynamo_custom_op and torch.compiler.is_compiling():
         return mark_in_graph(t, mesh, partition_spec)  # type: ignore[return-value]
@@ -63,28 +63,28 @@ def mark_sharding(
 
 
 def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotation:
-    """``mark_sharding`` without the wrapper around its result."""
+    """Do what ``mark_sharding`` does, but return the annotation instead of a wrapped tensor."""
     checked(tensor)
     counters.increment("XlaMarkSharding")
-    return lay_as(tensor, checked_annotation(mesh, partition_spec, tuple(tensor.shape)))
+    return apply_annotation(tensor, checked_annotation(mesh, partition_spec, tuple(tensor.shape)))
 
 
-def lay_as(tensor: torch.Tensor, annotation: Annotation) -> Annotation:
-    """Split a tensor as an annotation says, in place, and its gradient with it. Raises as ``checked``."""
-    lay(checked(tensor), annotation)
+def apply_annotation(tensor: torch.Tensor, annotation: Annotation) -> Annotation:
+    """Split ``tensor``, and later its gradient, as ``annotation`` says, in place. Raises as ``checked`` does."""
+    set_annotation(checked(tensor), annotation)
     gradient_sharding.watch(tensor)
     return annotation
 
 
-def lay_value(tensor: torch.Tensor, sharding: Sharding) -> None:
-    """Let the current value of a tensor be split in the program that uses it next, and nothing else."""
+def annotate_value(tensor: torch.Tensor, sharding: Sharding) -> None:
+    """Split only the current value of ``tensor``, in the program that uses it next."""
     xla = checked(tensor)
     with storage_of(xla).trace.lock:
-        _lay_pending(xla, sharding)
+        _annotate_in_program(xla, sharding)
 
 
 def checked(tensor: torch.Tensor) -> XLATensor:
-    """``tensor``, if it can be split. Raises ValueError for one on the CPU, RuntimeError outside SPMD."""
+    """``tensor``, if it can be split. Raises ValueError if it is on the CPU, RuntimeError outside SPMD mode."""
     if not isinstance(tensor, XLATensor):
         raise NotOnDeviceError(MSG_NOT_XLA.format(kind=torch.Tensor.type(tensor)))
     mesh_backend(storage_of(tensor).trace)
@@ -92,19 +92,22 @@ def checked(tensor: torch.Tensor) -> XLATensor:
 
 
 class NotOnDeviceError(ValueError, RuntimeError):
-    """A tensor that is not on an ``xla`` device; torch_xla raises a RuntimeError."""
+    """A tensor is not on an ``xla`` device; torch_xla raises a RuntimeError for it."""
 
 
 def mesh_backend(trace: Trace) -> MeshBackend:
-    """The devices behind a trace. Raises RuntimeError outside SPMD mode."""
+    """The backend of ``trace``, which is that of all devices. Raises RuntimeError outside SPMD mode."""
     backend = trace.backend
     if not isinstance(backend, MeshBackend):
         raise RuntimeError(MSG_NOT_SPMD)
     return backend
 
 
-def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
-    """Split ``tensor`` as ``annotation`` says from now on; None: every device has the whole of it."""
+def set_annotation(tensor: XLATensor, annotation: Annotation | None) -> None:
+    """Split ``tensor`` as ``annotation`` says from now on, in place; with None every device holds it whole.
+
+    A view is split only for its current value, since its storage has another shape.
+    """
     storage = storage_of(tensor)
     trace = storage.trace
     text = None
@@ -113,53 +116,54 @@ def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
         counters.increment("SetShardingSpec")
     with trace.lock:
         if view_of(tensor) is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
-            # weights to be loaded, or a value: either way a shape, which nothing has to move
+            # ahead of time a buffer is only a shape: replace it, there is no value to move
             storage.relocate(mesh_backend(trace).allocate(storage.meta, text))
         elif view_of(tensor) is not None or storage.buffer is None or storage.epoch == trace.epoch:
             sharding = annotation.sharding if annotation is not None else REPLICATED
-            _lay_pending(tensor, sharding)
+            _annotate_in_program(tensor, sharding)
         else:
             storage.relocate(mesh_backend(trace).resharded(storage.buffer, text))
         if view_of(tensor) is None:
             storage.annotate(annotation)
 
 
-def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
-    """Record the annotation; the tensor shows the annotated value, autograd does not notice."""
+def _annotate_in_program(tensor: XLATensor, sharding: Sharding) -> None:
+    """Record an annotation of the tensor's value, and let the tensor show its result, unseen by autograd."""
     annotated = handler_of(ANNOTATE)((tensor, sharding.text), None)
     view, storage = view_of(tensor), storage_of(tensor)
     trace = storage.trace
     if view is None:
         trace.assign(storage, storage_of(annotated).vid)
     else:
-        # only this look at the storage is annotated: the others see values of other shapes
+        # annotate the value of this view only: the storage and its other views have other shapes
         view.show(storage_of(annotated).vid, trace.epoch, storage.version)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
-    """Split the current value of ``t`` in the program that uses it next, and nothing else.
+    """Split only the current value of ``t``, in the program that uses it next.
 
-    ``mesh`` and ``partition_spec`` are those of ``mark_sharding``. Unlike after ``mark_sharding``, what is
-    written to ``t`` later lies as the compiler chooses. Returns ``t`` as an ``XLAShardedTensor``. Raises what
+    ``mesh`` and ``partition_spec`` are those of ``mark_sharding``. Unlike there, the compiler chooses how values
+    are split that are written to ``t`` later. Returns ``t`` as an ``XLAShardedTensor``. Raises what
     ``mark_sharding`` raises.
     """
     tensor = checked(unwrap_sharded_tensor(t))
-    lay_value(tensor, checked_sharding(mesh, partition_spec, tuple(tensor.shape)))
+    annotate_value(tensor, checked_sharding(mesh, partition_spec, tuple(tensor.shape)))
     return wrap_as_sharded_tensor(tensor, mesh, partition_spec)
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """Take back what ``mark_sharding`` did: ``t`` is whole on every device again.
+    """Undo ``mark_sharding``: every device holds the whole of ``t`` again.
 
-    Returns the tensor itself, without the wrapper. Raises as ``mark_sharding`` does.
+    Returns the tensor itself, without the wrapper. Raises RuntimeError outside SPMD mode, and ValueError if ``t``
+    is not on an ``xla`` device.
     """
     tensor = unwrap_sharded_tensor(t)
-    lay(checked(tensor), None)
+    set_annotation(checked(tensor), None)
     return tensor
 
 
 def is_sharded(t: torch.Tensor) -> bool:
-    """Whether ``t`` was annotated."""
+    """Whether ``t`` has an annotation."""
     tensor = unwrap_sharded_tensor(t)
     return (
         isinstance(tensor, XLATensor)
@@ -169,7 +173,7 @@ def is_sharded(t: torch.Tensor) -> bool:
 
 
 def wrap_if_sharded(x: Operand) -> Operand:
-    """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor, else ``x`` itself."""
+    """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor; anything else is returned as it is."""
     if isinstance(x, torch.Tensor) and not isinstance(x, XLAShardedTensor) and is_sharded(x):
         annotation = storage_of(x).annotation  # type: ignore[attr-defined]
         return wrap_as_sharded_tensor(x, annotation.mesh, annotation.spec)
@@ -177,13 +181,13 @@ def wrap_if_sharded(x: Operand) -> Operand:
 
 
 class MarkShardingFunction(torch.autograd.Function):
-    """An annotation of a value and of its gradient: ``apply(tensor, mesh, partition_spec)``."""
+    """Annotates a value and its gradient: ``apply(tensor, mesh, partition_spec)``."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec
     ) -> torch.Tensor:
-        """A value equal to ``tensor``, split; ``tensor`` itself stays as it is."""
+        """A split tensor with the value of ``tensor``, which is not changed."""
         ctx.mesh, ctx.spec = mesh, partition_spec
         return _annotated(tensor, mesh, partition_spec)
 
@@ -195,7 +199,7 @@ class MarkShardingFunction(torch.autograd.Function):
 
 def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     if not isinstance(tensor, XLATensor) and tensor.device.type == "xla":
-        # one that AOTAutograd traces with: the operator goes into the graph
+        # a tensor of AOTAutograd's tracing: the operator goes into the graph
         sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
         return ANNOTATE(tensor, sharding.text)  # type: ignore[no-any-return]
     xla = checked(tensor)
@@ -204,8 +208,8 @@ def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
-    """A tensor equal to ``t`` that is split over ``mesh``, and whose gradient will be.
+    """A tensor with the value of ``t`` that is split over ``mesh``, and whose gradient will be split likewise.
 
-    ``partition_spec`` has one entry per dimension of ``t``; see ``mark_sharding``, whose errors it raises.
+    ``partition_spec`` has one entry per dimension of ``t``, as in ``mark_sharding``. Raises what it raises.
     """
     return MarkShardingFunction.apply(unwrap_sharded_tensor(t), mesh, partition_spec)

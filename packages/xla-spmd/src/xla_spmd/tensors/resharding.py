@@ -1,4 +1,4 @@
-"""A tensor's value laid out in another way, as a tensor of its own; gradients come back the way it went."""
+"""New tensors with a tensor's value and another sharding; gradients are moved back to the old sharding."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from xla_spmd.sharding.annotation import Annotation
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dtypes:
-    """In which dtype a value is moved, and in which its gradient; None: that of the value."""
+    """The dtypes in which a value is moved forward, and its gradient backward; None means the value's dtype."""
 
     forward: torch.dtype | None = None
     backward: torch.dtype | None = None
 
 
-class _Relaid(torch.autograd.Function):
-    """``apply(tensor, target, source, dtypes)``, which can be derived any number of times."""
+class _Reshard(torch.autograd.Function):
+    """``apply(tensor, target, source, dtypes)``: see ``resharded``. It has derivatives of any order."""
 
     @staticmethod
     def forward(
@@ -34,18 +34,20 @@ class _Relaid(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.target, ctx.source, ctx.dtypes, ctx.dtype = target, source, dtypes, tensor.dtype
         cast = tensor if dtypes.forward is None else tensor.to(dtypes.forward)
-        relaid_tensor: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
-        # as after mark_sharding: what is written to it later lies so, too
-        storage_of(relaid_tensor).annotate(target)
-        return relaid_tensor
+        result: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
+        # as after mark_sharding, values that are written to the tensor later are split likewise
+        storage_of(result).annotate(target)
+        return result
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         moved = gradients[0].to(ctx.dtypes.backward or ctx.dtype)
-        back = _Relaid.apply(moved, ctx.source, ctx.target, Dtypes())
+        back = _Reshard.apply(moved, ctx.source, ctx.target, Dtypes())
         return back.to(ctx.dtype), None, None, None
 
 
-def relaid(tensor: torch.Tensor, target: Annotation, source: Annotation, dtypes: Dtypes) -> Operand:
-    """The value of ``tensor`` split as ``target`` says; its gradient is split as ``source`` says."""
-    return _Relaid.apply(tensor, target, source, dtypes)
+def resharded(
+    tensor: torch.Tensor, target: Annotation, source: Annotation, dtypes: Dtypes
+) -> Operand:
+    """The value of ``tensor``, split as ``target`` says; its gradient will be split as ``source`` says."""
+    return _Reshard.apply(tensor, target, source, dtypes)

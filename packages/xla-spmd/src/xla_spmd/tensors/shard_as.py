@@ -1,4 +1,4 @@
-"""``shard_as``: two tensors that are split in the same way, which the compiler chooses."""
+"""``shard_as``: the compiler splits two tensors in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MSG_NONE: Final = "shard_as: one of the two trees has None where the other has a
 
 
 class _ShardAs(torch.autograd.Function):
-    """Both tensors, split in the same way; so are their gradients."""
+    """Two tensors, split in the same way, and so are their two gradients."""
 
     @staticmethod
     def forward(
@@ -34,19 +34,20 @@ class _ShardAs(torch.autograd.Function):
 
 
 def shard_as(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """``a`` and ``b``, trees of tensors of one structure, each pair of tensors split in the same way.
+    """Trees of tensors like ``a`` and ``b``, in which each tensor is split like its counterpart in the other tree.
 
-    The compiler decides how, from what it knows of either. Use the results from then on. The gradients of a
-    pair are split in the same way, too. Raises ValueError for trees of different structures or tensors of
-    different shapes, and what ``mark_sharding`` raises for a tensor that cannot be split.
+    ``a`` and ``b`` must have the same structure, and their tensors the same shapes. The compiler chooses the
+    sharding of each pair from what it knows about either tensor, and splits the two gradients of the pair in the
+    same way, too. Only the returned tensors are affected. Raises ValueError if structures or shapes differ, and
+    what ``mark_sharding`` raises for a tensor that cannot be split.
     """
-    leaves, structure = pytree.tree_flatten(a)
-    others, other = pytree.tree_flatten(b)
-    if structure != other:
-        raise ValueError(MSG_STRUCTURE.format(a=structure, b=other))
-    pairs = [_pair(x, y) for x, y in zip(leaves, others, strict=True)]
+    leaves_a, structure_a = pytree.tree_flatten(a)
+    leaves_b, structure_b = pytree.tree_flatten(b)
+    if structure_a != structure_b:
+        raise ValueError(MSG_STRUCTURE.format(a=structure_a, b=structure_b))
+    pairs = [_pair(x, y) for x, y in zip(leaves_a, leaves_b, strict=True)]
     firsts, seconds = ([pair[i] for pair in pairs] for i in (0, 1))
-    return pytree.tree_unflatten(firsts, structure), pytree.tree_unflatten(seconds, structure)
+    return pytree.tree_unflatten(firsts, structure_a), pytree.tree_unflatten(seconds, structure_a)
 
 
 def _pair(a: Operand, b: Operand) -> tuple[Operand, Operand]:

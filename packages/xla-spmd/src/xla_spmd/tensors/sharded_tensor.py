@@ -31,7 +31,7 @@ from xla_spmd.sharding.dtensor_placements import (
 )
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
 from xla_spmd.sharding.mesh import Mesh
-from xla_spmd.tensors.resharding import Dtypes, relaid
+from xla_spmd.tensors.resharding import Dtypes, resharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 MSG_NO_PLACEMENTS: Final = (
     "placements is needed for redistribute! Give one for each dimension of the mesh {mesh}: "
-    "Shard(dimension), or Replicate() where devices hold copies"
+    "Shard(dimension), or Replicate() for a dimension whose devices hold copies"
 )
 MSG_PART_ONLY: Final = (
-    "to_local: the devices of this process hold a part only of this tensor of shape {shape}, split "
+    "to_local: the devices of this process hold only a part of this tensor of shape {shape}, split "
     "as {text}, and a tensor on {device} belongs to all processes. Read the parts on the CPU with "
     "local_shards, or use the whole value with full_tensor()"
 )
 MSG_IN_GRAPHS: Final = (
-    "redistribute, full_tensor and to_local run between graphs of torch.compile: leave fullgraph=True out, or "
-    "inside the function lay values out with mark_sharding(..., use_dynamo_custom_op=True)"
+    "redistribute, full_tensor and to_local run between graphs of torch.compile: do not pass fullgraph=True, or "
+    "split values inside the function with mark_sharding(..., use_dynamo_custom_op=True)"
 )
 MSG_SHARD_COUNT: Final = (
     "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
     "it addresses, in the order of local_shards"
 )
 MSG_SHARD_SHAPE: Final = (
-    "load_local_shards_: shard {index} has shape {got} and dtype {dtype}; the tensor {shape} split as "
-    "{text} has shards of shape {wanted} and dtype {expected}, of which {own} are elements here"
+    "load_local_shards_: shard {index} has shape {got} and dtype {dtype}; for a tensor of shape {shape} split "
+    "as {text} it must have shape {wanted}, or {own} without padding, and dtype {expected}"
 )
 
 
@@ -64,10 +64,10 @@ MSG_SHARD_SHAPE: Final = (
 class XLAShard:
     """One device's part of a tensor.
 
-    ``data`` is on the CPU, of one shape on all devices: where the tensor does not divide, zeros follow the
-    elements. ``indices`` say where in the whole tensor it belongs, a list of one slice per
-    dimension, or an Ellipsis for a device that holds everything; ``shard_device`` is the runtime's
-    name of the device (``CPU:3``), ``replica_id`` counts devices that hold the same part.
+    ``data`` is a CPU tensor. It has the same shape for all devices: if the tensor does not divide evenly, the last
+    parts are padded with zeros. ``indices`` is the place of the part in the whole tensor: a list of one slice per
+    dimension, or an Ellipsis if the device holds the whole tensor. ``shard_device`` is the runtime's name of the
+    device (``CPU:3``). ``replica_id`` numbers the devices that hold the same part, from 0.
     """
 
     data: torch.Tensor
@@ -77,18 +77,19 @@ class XLAShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """The tensor's elements in ``data``, without what follows them where the tensor does not divide."""
+        """``data`` without its padding."""
         if isinstance(self.indices, EllipsisType):
             return self.data
         return self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
 
 
 class XLAShardedTensor(XLATensor):
-    """An ``xla`` tensor with its mesh and partition spec; made by ``mark_sharding``.
+    """An ``xla`` tensor that knows its mesh and partition spec, as ``mark_sharding`` returns it.
 
-    It shares value and gradient history with the tensor it was made of, and behaves like it. The class itself,
-    called with a tensor, gives an ``XLAShardedTensor`` that shows it, and annotates nothing; a tensor on the CPU
-    is moved to ``xla:0``. ``mesh_shape`` is that of a mesh over the job's devices in their order.
+    It shares value and gradient history with the tensor it was made of, and behaves like it.
+    ``XLAShardedTensor(elem, mesh_shape, partition_spec)`` wraps a tensor without annotating it. A CPU tensor is
+    moved to ``xla:0`` first. ``mesh_shape`` is the shape of a mesh over the job's devices in their order (default:
+    one axis).
     """
 
     __slots__ = ("mesh", "partition_spec")
@@ -111,26 +112,26 @@ class XLAShardedTensor(XLATensor):
         return sharded.requires_grad_() if requires_grad else sharded
 
     def __init__(self, *_args: Operand, **_named: Any) -> None:
-        """Nothing is left to do: ``__new__`` has wrapped the tensor."""
+        """Do nothing: ``__new__`` has wrapped the tensor."""
 
     @property
     def global_tensor(self) -> XLATensor:
-        """The same tensor as a plain one."""
+        """The same tensor without the wrapper."""
         return unwrap_sharded_tensor(self)
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """The shape of the mesh it is split over."""
+        """The shape of the mesh over which the tensor is split."""
         return tuple(self.mesh.mesh_shape)
 
     @property
     def sharding_spec(self) -> str:
-        """The HLO sharding, as torch_xla prints it."""
+        """The HLO sharding, as torch_xla prints it; empty if there is none."""
         return sharding_text(self)
 
     @property
     def sharding_type(self) -> ShardingType | None:
-        """The kind of sharding, or None when there is none (it was cleared)."""
+        """The kind of sharding, or None if there is none (it was cleared)."""
         return sharding_type(self)
 
     @property
@@ -139,10 +140,10 @@ class XLAShardedTensor(XLATensor):
         return local_shards(self)
 
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
-        """Replace the value by ``shards``, one per device of this process in order; indices are not read.
+        """Replace the tensor's value by ``shards``, one for each device of this process, in device order.
 
-        Where the tensor does not divide, ``data`` comes with what follows the elements or without.
-        Raises ValueError for another number of shards, or a shape or dtype that does not fit.
+        Only their ``data`` is read; it may have the padding of uneven parts, or not. Raises ValueError for a wrong
+        number of shards, or for one with a wrong shape or dtype.
         """
         load_local_shards_(self, shards)
 
@@ -167,7 +168,7 @@ class XLAShardedTensor(XLATensor):
 
     @property
     def placements(self) -> tuple[TorchPlacement, ...]:
-        """Per mesh axis, torch's ``Shard(dimension)`` of what lies on it, or ``Replicate()``."""
+        """For each mesh axis, ``Shard(dimension)`` if a dimension is split over it, else ``Replicate()``."""
         return placements_of(self.partition_spec, self.mesh)
 
     def redistribute(
@@ -179,18 +180,16 @@ class XLAShardedTensor(XLATensor):
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> XLAShardedTensor:
-        """A tensor of equal value, split over ``device_mesh`` as ``placements`` say; this one stays.
+        """A new tensor with the same value, split over ``device_mesh`` as ``placements`` say.
 
-        ``device_mesh`` may be another one over the same devices, and is this tensor's by default;
-        ``placements`` has a ``Shard(dimension)`` or ``Replicate()`` for each of its dimensions. The
-        result has ``forward_dtype``; gradients are moved as ``backward_dtype`` and come back split as
-        this tensor, and with its dtype (the default of both). ``async_op`` changes nothing, as nothing
-        here waits.
+        ``device_mesh`` (default: this tensor's) may have another shape or order of the same devices. ``placements``
+        has a ``Shard(dimension)`` or ``Replicate()`` for each of its dimensions. The result has the dtype
+        ``forward_dtype``. Gradients are moved in ``backward_dtype``, and arrive with the sharding and dtype of this
+        tensor. Both dtypes default to that of this tensor. ``async_op`` has no effect, since nothing waits here.
 
-        Raises RuntimeError without placements, or for one of another kind (NotImplementedError for
-        ``Partial``), IndexError for a dimension that the tensor lacks, and ValueError for another
-        number of placements, or a mesh over other devices than the job's; but for the first, they all
-        are ValueErrors.
+        Raises RuntimeError if ``placements`` is None or has an entry of another kind (NotImplementedError for
+        ``Partial``), IndexError for a dimension that the tensor does not have, and ValueError for a wrong number of
+        placements or a mesh that does not have each device of the job once. All but the first are also ValueErrors.
         """
         if placements is None:
             raise RuntimeError(MSG_NO_PLACEMENTS.format(mesh=self.mesh))
@@ -198,8 +197,8 @@ class XLAShardedTensor(XLATensor):
         shape = tuple(self.shape)
         spec = checked_partition_spec(shape, placements, len(mesh.mesh_shape))
         target = checked_annotation(mesh, spec, shape)
-        moved = relaid(
-            self.global_tensor, target, self._own(), Dtypes(forward_dtype, backward_dtype)
+        moved = resharded(
+            self.global_tensor, target, self._annotation(), Dtypes(forward_dtype, backward_dtype)
         )
         gradient_sharding.watch(moved)
         return wrap_as_sharded_tensor(moved, mesh, spec)
@@ -207,24 +206,24 @@ class XLAShardedTensor(XLATensor):
     def full_tensor(
         self, *, grad_placements: Sequence[TorchPlacement] | None = None
     ) -> torch.Tensor:
-        """The tensor as a plain one that every device holds whole.
+        """The same value as a plain tensor that every device holds whole.
 
-        ``grad_placements`` says how the gradient by the result is split on its way back; without, the
+        ``grad_placements`` are the placements of the result's gradient in the backward pass; by default (None) the
         compiler chooses. Raises what ``redistribute`` raises.
         """
         return self.redistribute(placements=placements_of((), self.mesh))._plain(grad_placements)
 
     def to_local(self, *, grad_placements: Sequence[TorchPlacement] | None = None) -> torch.Tensor:
-        """What the devices of this process hold, together, as a plain tensor.
+        """The part of the tensor that all devices of this process hold together, as a plain tensor.
 
-        torch's ranks are processes, and here a process has several devices: where it has all of
-        them, or each holds the whole tensor, the result is the whole value, split as this tensor.
-        ``grad_placements`` as for ``full_tensor``. Raises NotImplementedError where this process holds a
-        part only: see ``local_shards``.
+        torch's ranks are processes, and here a process may have several devices. If they are all devices of the
+        job, or if each device holds the whole tensor, the result is the whole value, split like this tensor.
+        ``grad_placements`` is as for ``full_tensor``. Raises NotImplementedError if this process holds only a part;
+        ``local_shards`` has its parts on the CPU.
         """
         backend = storage_of(self).trace.backend
         assert isinstance(backend, MeshBackend)
-        sharding = self._own().sharding
+        sharding = self._annotation().sharding
         parts = sharding.places()
         local = {backend.devices.index(d.id) for d in backend.client.local_devices()}
         if set(parts.values()) - {part for device, part in parts.items() if device in local}:
@@ -234,7 +233,7 @@ class XLAShardedTensor(XLATensor):
             raise NotImplementedError(text)
         return self._plain(grad_placements)
 
-    def _own(self) -> Annotation:
+    def _annotation(self) -> Annotation:
         return checked_annotation(self.mesh, self.partition_spec, tuple(self.shape))
 
     def _plain(self, grad_placements: Sequence[TorchPlacement] | None) -> torch.Tensor:
@@ -244,23 +243,24 @@ class XLAShardedTensor(XLATensor):
             return plain
         shape = tuple(self.shape)
         spec = checked_partition_spec(shape, grad_placements, len(self.mesh.mesh_shape))
-        return relaid(plain, self._own(), checked_annotation(self.mesh, spec, shape), Dtypes())
+        of_gradient = checked_annotation(self.mesh, spec, shape)
+        return resharded(plain, self._annotation(), of_gradient, Dtypes())
 
-    # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
+    # torch.nn.Parameter(t) calls this, and requires a result of the same class
     def detach(self) -> XLAShardedTensor:
-        """The same tensor without history."""
+        """The same tensor without gradient history, as an ``XLAShardedTensor``."""
         detached = alias(self, XLAShardedTensor)
         detached.mesh, detached.partition_spec = self.mesh, self.partition_spec
         gradient_sharding.watch(detached)
         return detached
 
-    # copies and pickles are plain tensors, as results of operators are
+    # copies and pickles are plain tensors, like the results of operators
     def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         return unwrap_sharded_tensor(self).__deepcopy__(memo)
 
 
 def _keep_out_of_graphs() -> None:
-    """Let graphs of ``torch.compile`` end before the methods that lay tensors out again, and begin after."""
+    """Make ``torch.compile`` break its graphs at the methods that redistribute tensors."""
     for name in ("redistribute", "full_tensor", "to_local"):
         method: Any = torch.compiler.disable(getattr(XLAShardedTensor, name), reason=MSG_IN_GRAPHS)
         setattr(XLAShardedTensor, name, method)
@@ -270,7 +270,7 @@ when_dynamo_is_used(_keep_out_of_graphs)
 
 
 class _Wrap(torch.autograd.Function):
-    """The same tensor as another class; gradients pass through."""
+    """The same tensor as an object of another class; gradients pass through."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
@@ -294,10 +294,10 @@ def wrap_as_sharded_tensor(
     *,
     mesh_shape: Sequence[int] | None = None,
 ) -> XLAShardedTensor:
-    """``t`` as an ``XLAShardedTensor`` with this ``mesh`` and ``partition_spec``; annotates nothing.
+    """``t`` as an ``XLAShardedTensor`` with this ``mesh`` and ``partition_spec``. Does not annotate it.
 
-    ``mesh_shape`` stands for a mesh of that shape over the job's devices in their order; without either it is
-    one axis. Raises AssertionError for a shape of another number of devices.
+    Without ``mesh`` (default: None), it gets a mesh of shape ``mesh_shape`` over the job's devices in their order,
+    by default with one axis. Raises AssertionError if ``mesh_shape`` does not have the job's number of devices.
     """
     assert isinstance(t, XLATensor)
     wrapped: XLAShardedTensor = _as(t, XLAShardedTensor)
@@ -314,13 +314,13 @@ def unwrap_sharded_tensor(t: Operand) -> Operand:
     return _as(t, XLATensor) if isinstance(t, XLAShardedTensor) else t
 
 
-# -- what the runtime knows of a tensor's parts ------------------------------------------------------
+# -- shardings and parts of tensors --------------------------------------------------------------------
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
-    """How ``tensor`` is split: by its annotation, else by its value; None where it has neither.
+    """The sharding of ``tensor``: that of its annotation, else that of its value; None if it has neither.
 
-    A value that is still to be computed has no sharding unless it is annotated.
+    A pending tensor has no sharding unless it is annotated.
     """
     if not isinstance(tensor, XLATensor):
         return None
@@ -339,19 +339,22 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
 
 
 def sharding_text(tensor: torch.Tensor) -> str:
-    """The HLO sharding as torch_xla prints it, or an empty text."""
+    """The HLO sharding of ``tensor`` as torch_xla prints it; empty if it has none."""
     sharding = sharding_of(tensor)
     return "" if sharding is None else sharding.text
 
 
 def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
-    """The kind of a tensor's sharding, or None when it has none."""
+    """The kind of the sharding of ``tensor``, or None if it has none."""
     sharding = sharding_of(tensor)
     return None if sharding is None else sharding.type
 
 
 def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
-    """The devices and the buffer of a tensor, after running what is pending for it."""
+    """The backend and the buffer of a tensor, whose value is computed and placed on the devices if necessary.
+
+    Raises RuntimeError outside SPMD mode.
+    """
     whole = tensor if view_of(tensor) is None else tensor.detach().clone()
     storage = storage_of(whole)
     trace = storage.trace
@@ -371,23 +374,23 @@ def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
 
 
 def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | EllipsisType, int]]:
-    """Per device of this process: its number in the mesh, its part, and the copy's number."""
+    """For each device of this process: its number in the mesh, the slices of its part, the number of the copy."""
     backend, buffer = placed(tensor)
     sharding = parse(backend.sharding_of(buffer))
     indices = sharding.indices(tensor.shape)
     local = [d.id for d in backend.client.local_devices()]
     places = sharding.places()
-    seen: dict[Any, int] = {}
-    copies = {}
+    last_copy: dict[Any, int] = {}  # by part
+    copies = {}  # by device
     for number in range(backend.count):
         part = places.get(number)
-        copies[number] = seen[part] = seen.get(part, -1) + 1
+        copies[number] = last_copy[part] = last_copy.get(part, -1) + 1
     numbers = [backend.devices.index(i) for i in local]
     return [(n, indices.get(n, Ellipsis), copies[n]) for n in sorted(numbers)]
 
 
 def listed(indices: tuple[slice, ...] | EllipsisType) -> list[slice] | EllipsisType:
-    """A part's place as torch_xla writes it: a list, with steps."""
+    """The slices of a part in torch_xla's form: a list, with steps of 1."""
     if isinstance(indices, EllipsisType):
         return indices
     return [slice(part.start, part.stop, 1) for part in indices]
@@ -407,7 +410,7 @@ def local_shards(tensor: XLATensor) -> list[XLAShard]:
 
 
 def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
-    """See ``XLAShardedTensor.load_local_shards_``."""
+    """Replace the value of ``tensor`` by ``shards``; see ``XLAShardedTensor.load_local_shards_``."""
     backend, buffer = placed(tensor)
     placement = backend.client.placement_of(buffer)
     sharding = parse(placement.sharding)

@@ -1,4 +1,4 @@
-"""``torch.distributed.tensor`` on ``DeviceMesh("xla", ...)``: its two functions call those here."""
+"""``torch.distributed.tensor``'s ``distribute_tensor`` and ``distribute_module`` for ``DeviceMesh("xla", ...)``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh(
 
 
 def with_xla(func: Callable[..., object]) -> Callable[..., Any]:
-    """A decorator: SPMD mode is on when ``func`` runs."""
+    """A decorator that turns SPMD mode on before ``func`` runs."""
 
     @functools.wraps(func)
     def run(*args: Tree, **kwargs: Tree) -> Tree:
@@ -36,18 +36,21 @@ def xla_distribute_tensor(
     device_mesh: DeviceMesh,
     placements: Sequence[Placement] | None = None,
 ) -> torch.Tensor:
-    """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say: XLAShardedTensor.
+    """An ``XLAShardedTensor`` with the value of ``tensor``, split over ``device_mesh`` as ``placements`` say.
 
-    ``placements`` are one per dimension of ``device_mesh``; without any, every device holds the whole value. A
-    leaf that needs a gradient comes as a leaf, which gets the gradient. Raises what
-    ``XLAShardedTensor.redistribute`` raises for placements and meshes, and what ``mark_sharding`` raises. Over
-    a mesh of processes, each with a part of its own, it is a DTensor.
+    ``tensor`` is moved to the device if necessary. ``placements`` has one entry per dimension of ``device_mesh``;
+    by default every device holds the whole value. If ``tensor`` is a leaf that needs a gradient, so is the result,
+    which then gets the gradient. If ``device_mesh`` consists of processes that each hold a part, the result is a
+    DTensor.
+
+    Raises what ``XLAShardedTensor.redistribute`` raises for placements and meshes, and what ``mark_sharding``
+    raises.
     """
     if meshes.is_over_processes(device_mesh):
         return meshes.distribute_tensor(tensor, device_mesh, placements)
     mesh = convert_to_xla_mesh(device_mesh)
-    wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
-    spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
+    per_dimension = list(placements) if placements else [Replicate()] * device_mesh.ndim
+    spec = checked_partition_spec(tuple(tensor.shape), per_dimension, device_mesh.ndim)
     sharded = mark_sharding(_on_device(tensor), mesh, spec)
     if tensor.is_leaf and tensor.requires_grad:
         return sharded.detach().requires_grad_()
@@ -69,12 +72,13 @@ def xla_distribute_module(
     input_fn: Callable[..., object] | None = None,
     output_fn: Callable[..., object] | None = None,
 ) -> nn.Module:
-    """``module`` on the device, with parameters split by ``partition_fn(name, submodule, device_mesh)``.
+    """Move ``module`` to the device, let ``partition_fn`` split its parameters, and return it.
 
-    ``input_fn(module, inputs, device_mesh)`` runs before every forward, ``output_fn(module, outputs,
-    device_mesh)`` after it. Parameters that ``partition_fn`` leaves alone are whole on every device.
-    With ``auto_policy`` they are split as the first training step finds best, over a mesh of its own.
-    Raises ValueError without a mesh for ``xla`` devices.
+    ``partition_fn(name, submodule, device_mesh)`` is called for each submodule, the module itself included.
+    Parameters that it does not split are whole on every device; without it (default: None) all are. With
+    ``auto_policy``, the first training step chooses the mesh and the shardings. ``input_fn(module, inputs,
+    device_mesh)`` runs before each forward call, and ``output_fn(module, outputs, device_mesh)`` after it.
+    Raises ValueError if ``device_mesh`` is None or its device type is not ``xla``.
     """
     if device_mesh is None:
         raise ValueError(MSG_NO_MESH)
@@ -111,10 +115,10 @@ def _after(
 
 
 def auto_policy(mod_name: str, mod: nn.Module, mesh: DeviceMesh) -> None:
-    """The ``partition_fn`` that leaves the choice to the first training step: ``xr.use_spmd(auto=True)``.
+    """A ``partition_fn`` with which the first training step chooses the shardings: ``xr.use_spmd(auto=True)``.
 
     ``torch.distributed.tensor.distribute_module`` calls it for each module ``mod`` of the model, with its name
-    ``mod_name`` and the ``mesh``; none of the three is looked at.
+    ``mod_name`` and the ``mesh``. It ignores all three.
     """
     del mod_name, mod, mesh
     use_spmd(auto=True)

@@ -15,35 +15,38 @@ from xla_spmd.tensors.marking import is_sharded, mark_sharding
 from xla_spmd.training.linear import apply_backward_optimization_barrier
 
 AXIS: Final = "fsdp"
-"""The mesh axis that parameters are split over, and batches too."""
+"""The mesh axis over which parameters and batches are split."""
 
 MSG_TWICE: Final = "the module is already wrapped; wrap only the outermost module"
 MSG_NO_MESH: Final = (
-    "SpmdFullyShardedDataParallel got no mesh, and there is no global one; pass mesh=, or call "
+    "SpmdFullyShardedDataParallel got no mesh, and there is no global mesh; pass mesh=, or call "
     "xs.set_global_mesh(xs.Mesh(np.arange(n), (n,), ('fsdp',)))"
 )
 MSG_AXIS: Final = "the mesh {mesh} has no axis named {axis!r}"
 MSG_OUTPUT: Final = (
     "the module returned {kind}: pass shard_output, a function (output, mesh) that marks the tensors in "
-    "it; by default a tensor, or the first of a tuple, is split over its first dimension"
+    "it. Without it, the output must be a tensor, or a tuple whose first item is one, which is split along its "
+    "first dimension"
 )
 
 ShardOutput = Callable[[Any, Mesh], None]
 
 
 class SpmdFullyShardedDataParallel(nn.Module):
-    """``module`` with every parameter split over the mesh's axis ``fsdp``, and its output as well.
+    """Wraps ``module`` and splits each of its parameters, and its output, over the mesh axis ``fsdp``.
 
-    A module that is elsewhere is moved to the device first. A parameter is split along its largest
-    dimension that divides; one with none stays whole, and one that was marked already stays as it is.
-    ``mesh`` defaults to the global one. ``shard_output(output, mesh)`` marks what the module returns.
-    ``auto_wrap_policy(module, recurse, parameters)`` says which inner modules are wrapped too
-    (``torch.distributed.fsdp.wrap`` has such policies), with ``auto_wrapper_callable(module, mesh=...,
-    shard_output=..., extra_data_axis=...)`` if it is given. ``extra_data_axis`` is a second axis that
-    batches are split over (copies of the parameters).
+    The module is moved to the device first. Each parameter is split along its largest dimension that the axis
+    divides. A parameter without such a dimension stays whole, and one that was marked already keeps its sharding.
 
-    Raises ValueError without a mesh or for axes that it lacks, RuntimeError for a module that is wrapped
-    already or an output that cannot be split, and what ``mark_sharding`` raises.
+    ``mesh`` defaults to the global one. ``shard_output(output, mesh)`` marks what the module returns (default: the
+    tensor, or the first item of a tuple, is split along its first dimension).
+    ``auto_wrap_policy(module, recurse, parameters)`` tells which inner modules are wrapped too
+    (``torch.distributed.fsdp.wrap`` has such policies). They are wrapped by ``auto_wrapper_callable(module,
+    mesh=..., shard_output=..., extra_data_axis=...)``, by default this class. ``extra_data_axis`` is a second axis
+    over which batches are split (default: none). The devices along it hold copies of the parameters.
+
+    Raises ValueError if there is no mesh or it does not have these axes, RuntimeError if the module is wrapped
+    already or its output cannot be split, and what ``mark_sharding`` raises.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class SpmdFullyShardedDataParallel(nn.Module):
                 extra_data_axis=extra_data_axis,
             )
             _wrap_inside(module, auto_wrap_policy, wrapper)
-        self._orig_module = module.to("xla")  # torch_xla's name: it is in the keys of state dicts
+        # torch_xla's name of the attribute, which the keys of state dicts contain
+        self._orig_module = module.to("xla")
         for parameter in module.parameters():
             if not is_sharded(parameter):
                 mark_sharding(parameter, self._mesh, self._spec_of(parameter.shape))
@@ -78,17 +82,21 @@ class SpmdFullyShardedDataParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The module inside."""
+        """The wrapped module."""
         return self._orig_module
 
     def _spec_of(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         size = self._mesh.shape()[AXIS]
-        fitting = [i for i, n in enumerate(shape) if n % size == 0]
-        chosen = max(fitting, key=lambda i: shape[i], default=None)
+        divisible = [i for i, n in enumerate(shape) if n % size == 0]
+        chosen = max(divisible, key=lambda i: shape[i], default=None)
         return tuple(AXIS if i == chosen else None for i in range(len(shape)))
 
     def forward(self, *args: object, **kwargs: object) -> Tree:
-        """What the module returns, split over its first dimension or as ``shard_output`` says."""
+        """Call the module, and split its output along the first dimension or as ``shard_output`` says.
+
+        Raises RuntimeError if there is no ``shard_output`` and the output is neither a tensor nor a tuple that
+        begins with one.
+        """
         output = self.module(*args, **kwargs)
         if self.shard_output is not None:
             self.shard_output(output, self._mesh)
@@ -102,14 +110,14 @@ class SpmdFullyShardedDataParallel(nn.Module):
         return output
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the module inside, where this one has none of that name."""
+        """Look up attributes that this module does not have in the wrapped module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_orig_module"), name)
 
     def __getitem__(self, key: int) -> Any:
-        """An item of the module inside (``nn.Sequential``)."""
+        """The item ``key`` of the wrapped module (``nn.Sequential``)."""
         return self.module[key]  # type: ignore[index]
 
 
@@ -125,9 +133,9 @@ def _checked(mesh: Mesh | None, extra: str | None) -> Mesh:
 def _wrap_inside(
     module: nn.Module, policy: Callable[..., bool], wrapper: Callable[[nn.Module], nn.Module]
 ) -> int:
-    """Wrap what is inside ``module`` and the policy wants, the innermost first.
+    """Wrap the modules inside ``module`` that the policy selects, innermost first.
 
-    Returns how many numbers the parameters have that a wrapped module holds now.
+    Returns the number of elements of all parameters that are now inside wrapped modules.
     """
     wrapped = 0
     for name, child in list(module.named_children()):

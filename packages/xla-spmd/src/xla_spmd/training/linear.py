@@ -1,7 +1,7 @@
-"""Linear layers and gradients in the form that torch_xla's recipes for partitioned training ask for.
+"""The linear layers and gradient barriers that torch_xla's recipes for partitioned training use.
 
-Here they change nothing about how a program is partitioned: products are lowered without reshapes or
-transposes around them anyway. They are the same functions under the same names.
+In torch_xla, the layers avoid reshapes and transposes that make partitioning worse. Here products are lowered
+without them anyway, so that the layers do not change how a program is partitioned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class XLAPatchedLinear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``input`` of shape ``(..., n)``, ``weight`` of ``(m, n)``, ``bias`` of ``(m,)``: ``(..., m)``."""
+        """``input @ weight.T + bias``, of shape ``(..., m)``.
+
+        ``input`` has shape ``(..., n)``, ``weight`` ``(m, n)``, and ``bias`` ``(m,)`` (default: no bias). Under
+        autocast, all are cast to its dtype.
+        """
         if torch.is_autocast_enabled("xla"):
             dtype = torch.get_autocast_dtype("xla")
             input, weight = input.to(dtype), weight.to(dtype)
@@ -44,7 +48,7 @@ class XLAPatchedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
-        """Gradients by input, weight and bias, where they are asked for."""
+        """The gradients by input, weight and bias; None for those that are not needed."""
         input, weight = ctx.saved_tensors
         (gradient,) = gradients
         by_input = by_weight = by_bias = None
@@ -58,7 +62,7 @@ class XLAPatchedLinear(torch.autograd.Function):
 
 
 def xla_patched_nn_linear_forward(m: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """The forward of a linear layer ``m`` by ``XLAPatchedLinear``."""
+    """``XLAPatchedLinear`` of ``input`` with weight and bias of the layer ``m``."""
     return XLAPatchedLinear.apply(input, m.weight, m.bias)
 
 
@@ -66,7 +70,7 @@ class EinsumLinear(nn.Linear):
     """A linear layer whose forward is ``xla_patched_nn_linear_forward``."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input @ weight.T + bias``."""
+        """``input @ weight.T + bias``, by ``XLAPatchedLinear``."""
         return xla_patched_nn_linear_forward(self, input)
 
 
@@ -76,9 +80,10 @@ def apply_xla_patch_to_nn_linear(
         xla_patched_nn_linear_forward
     ),
 ) -> nn.Module:
-    """Let every ``torch.nn.Linear`` inside ``module`` compute ``patched_function(layer, input)``.
+    """Replace the forward of each ``torch.nn.Linear`` in ``module`` by ``patched_function(layer, input)``.
 
-    Returns ``module``. Raises ValueError when it holds none.
+    ``patched_function`` defaults to ``xla_patched_nn_linear_forward``. Returns ``module``. Raises ValueError if it
+    has no linear layer.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
     if not layers:
@@ -89,16 +94,16 @@ def apply_xla_patch_to_nn_linear(
 
 
 def apply_backward_optimization_barrier(m: nn.Module) -> None:
-    """Let the gradients by ``m``'s positional inputs wait for each other in every backward pass.
+    """Put a barrier around the gradients of ``m``'s positional inputs in every backward pass.
 
-    The compiler then does not move work of one layer's backward pass into another's, which bounds
-    how many gathered weights exist at a time.
+    The compiler then does not move operations from one layer's backward pass into another's. This bounds the number
+    of gathered weights that exist at a time.
     """
     m.register_forward_pre_hook(_behind_barrier)
 
 
 class _Barrier(torch.autograd.Function):
-    """The same tensors; a barrier in front of their gradients."""
+    """The same tensors; none of their gradients is used before all of them are computed."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -110,8 +115,9 @@ class _Barrier(torch.autograd.Function):
 
 
 def _behind_barrier(_module: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
-    wanted = [i for i, t in enumerate(inputs) if isinstance(t, XLATensor) and t.requires_grad]
-    if not wanted:
+    positions = [i for i, t in enumerate(inputs) if isinstance(t, XLATensor) and t.requires_grad]
+    if not positions:
         return inputs
-    changed = dict(zip(wanted, _Barrier.apply(*(inputs[i] for i in wanted)), strict=True))
-    return tuple(changed.get(i, t) for i, t in enumerate(inputs))
+    outputs = _Barrier.apply(*(inputs[i] for i in positions))
+    by_position = dict(zip(positions, outputs, strict=True))
+    return tuple(by_position.get(i, t) for i, t in enumerate(inputs))
