@@ -216,8 +216,9 @@ def asked(side: str, options: argparse.Namespace) -> dict[str, Any]:
     """What one side says, from a process of its own."""
     environment = {**os.environ, "PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": options.topology}
     if side == "jax":
-        # the topology is compiled for without a client of it
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        # the topology is compiled for without a client of it, also beside other processes that have libtpu loaded
+        alone = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", **alone}
     command = [sys.executable, __file__, "--side", side, "--topology", options.topology, "--mesh", options.mesh,
                "--layers", str(options.layers), "--length", str(options.length)]  # fmt: skip
     command += ["--loop"] if options.loop else []

@@ -32,7 +32,7 @@ RAW = {
     # variables that belong to others, or that the caller names
     f"{CORE}multiprocess/job_setup.py": (5, "torchrun's variables, at the start of the process"),
     f"{DIST}processes/restarts.py": (1, "torchrun's count of restarts"),
-    f"{CORE}jax_bridge/coordinator_process.py": (2, "the environment of a child process"),
+    f"{CORE}jax_bridge/coordinator_process.py": (3, "a child's environment, and what jaxlib prints"),
     f"{CORE}plugins/neuron.py": (10, "sets what Neuron's runtime reads; torchrun's variables"),
     f"{CORE}torch_features/jax_coexistence.py": (4, "a variable of jax's, set while jax is imported"),
     f"{CORE}testing/forked_programs.py": (5, "the environment of a program, whole"),

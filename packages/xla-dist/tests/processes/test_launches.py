@@ -135,3 +135,9 @@ def test_a_module_of_ours_may_be_imported_before_torch(first):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "xla_core" in done.stdout  # meshes know of the device
+
+
+def test_jaxlib_warns_of_nothing_that_holds_for_every_job(launch, capfd):
+    """It told each launcher that its coordinator's tasks are "recoverable", which this package wants."""
+    assert launch(2, dist_jobs.nothing).join() == [(0, 2, 2.0), (1, 2, 2.0)]
+    assert "coordination_service" not in capfd.readouterr().err

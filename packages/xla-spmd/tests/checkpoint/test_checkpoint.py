@@ -435,6 +435,37 @@ def test_two_processes_write_one_checkpoint_when_one_is_asked_to_end(run_hosts, 
     assert [len(metadata[name].chunks) for name in ("a", "b", "whole")] == [8, 2, 1]
 
 
+WITHOUT_GROUP = """
+    import os, signal, time
+    import torch, torch_xla, torch_xla.runtime as xr
+    from torch_xla import _XLAC
+
+    xr.use_spmd()
+    rank = xr.process_index()
+    for round in range(2):
+        _XLAC._activate_preemption_sync_manager()
+        step, first = 0, None
+        while first is None:
+            step += 1
+            time.sleep(0.05 * (1 - rank))
+            if step == 5 and rank == round:
+                os.kill(os.getpid(), signal.SIGTERM)
+            first = step if _XLAC._sync_point_reached(step) else None
+        print("FIRST", first, _XLAC._sync_point_reached(step + 1))
+        _XLAC._deactivate_preemption_sync_manager()
+"""
+
+
+def test_processes_without_a_group_agree_on_a_step_through_the_coordination_service(run_hosts):
+    """Whether the one that is asked to end is ahead of the others, or behind them."""
+    first, second = (
+        [line.split() for line in output.splitlines() if line.startswith("FIRST")]
+        for output in run_hosts("-c", textwrap.dedent(WITHOUT_GROUP))
+    )
+    assert first == second and len(first) == 2
+    assert all(int(step) >= 5 and after == "True" for _, step, after in first)
+
+
 def test_one_process_asked_to_end_takes_a_checkpoint(run_python):
     found = run_python(
         """

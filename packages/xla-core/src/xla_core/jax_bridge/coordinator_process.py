@@ -18,9 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-# jaxlib 0.10.2: the extension module with the distributed runtime
+# jaxlib 0.10.2: the extension module with the distributed runtime, and the level of what C++ prints
 from jaxlib import _jax as _jaxlib
+from jaxlib import utils as _jaxlib_utils
 
+_LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
+_WARNINGS: Final = "1"
+"""What ``import jax`` sets."""
+_ERRORS: Final = "2"
 _READY: Final = "listening"
 _TICK_SECONDS: Final = 0.25
 _LINGER_SECONDS: Final = 30.0
@@ -48,6 +53,26 @@ def start_coordinator(address: str, processes: int, dead_after: int, start_withi
     )
 
 
+class CoordinatorHere:
+    """The service in this process, without the warning that jaxlib prints for every job of this kind.
+
+    While it runs, jaxlib's C++ code prints errors only, unless the user asks for more than jax's default
+    (``TF_CPP_MIN_LOG_LEVEL=0``).
+    """
+
+    def __init__(self, address: str, processes: int, dead_after: int, start_within: int) -> None:
+        self._quiet = os.environ.get(_LOG_LEVEL, _WARNINGS) == _WARNINGS
+        if self._quiet:
+            _jaxlib_utils.absl_set_min_log_level(int(_ERRORS))
+        self._service = start_coordinator(address, processes, dead_after, start_within)
+
+    def shutdown(self) -> None:
+        """End the service."""
+        self._service.shutdown()
+        if self._quiet:
+            _jaxlib_utils.absl_set_min_log_level(int(_WARNINGS))
+
+
 class CoordinatorProcess:
     """The service in a process of its own, which survives this one while others are connected."""
 
@@ -56,7 +81,7 @@ class CoordinatorProcess:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            _LOG_LEVEL: os.environ.get(_LOG_LEVEL, _ERRORS),
         }
         pipe = subprocess.PIPE
         # not a member of the terminal's or a launcher's group of processes: both may be killed at once

@@ -204,7 +204,7 @@ def serve(address: str, count: int) -> Any:
 
     In this process, which is a launcher: nothing is to be said once that is killed.
     """
-    return coordinator.start_coordinator(*_served(address, count))
+    return coordinator.CoordinatorHere(*_served(address, count))
 
 
 def serve_apart(address: str, count: int) -> Any:

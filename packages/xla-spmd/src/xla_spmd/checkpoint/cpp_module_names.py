@@ -19,13 +19,15 @@ MSG_NOT_ACTIVE: Final = (
 def _sync_point_reached(step: int) -> bool:
     """Whether ``step`` is the one to take a checkpoint at: a process of the job was asked to end.
 
-    All processes call it with the same step, and get the same answer: through ``torch.distributed``'s
-    default group where it is initialized, else each for itself. Raises RuntimeError unless SIGTERM is watched.
+    All processes call it at every step, counting alike, and get True at the same step: the next one through
+    ``torch.distributed``'s default group where it is initialized, else the largest that any process has come to,
+    through the job's coordination service. Raises RuntimeError unless SIGTERM is watched.
     """
     if not preemption.is_watching():
         raise RuntimeError(MSG_NOT_ACTIVE)
-    del step
-    return preemption.reached(dist.group.WORLD if dist.is_initialized() else None)
+    if dist.is_initialized():
+        return preemption.reached(dist.group.WORLD)
+    return preemption.reached_in_job(step)
 
 
 __all__ = [
