@@ -15,6 +15,7 @@ from torch_xla.debug import profiler as xp
 from xla_core.extension_api import runtime
 from xla_core.extension_api.programs import all_programs, module_text
 from xla_core.extension_api.source_location import Detail, detail, set_detail
+from xla_debug.steps import graphs
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,19 @@ def test_tensors_have_small_numbers(ab):
     texts = [_XLAC._get_xla_tensor_debug_info(t) for t in (*ab, ab[0])]
     first, second, again = (int(t.split("TensorID: ")[1].split("\n")[0]) for t in texts)
     assert 0 < first < second < 100_000 and again == first
+
+
+def test_each_value_has_its_own_number():
+    """A buffer of a later step may lie where one of an earlier step did."""
+    t = torch.rand(64).to("xla")
+    before, handles = len(graphs._numbers), []
+    for _ in range(8):
+        t.mul_(1.5)
+        torch_xla.sync()
+        t.sum().item()
+        handles += re.findall(r"Data Handle: (\d+)", _XLAC._get_xla_tensor_debug_info(t))
+    assert len(set(handles)) == len(handles) == 8
+    assert len(graphs._numbers) <= before + 3  # of the tensor, its storage and its value
 
 
 def test_looking_does_not_change_the_step(ab):

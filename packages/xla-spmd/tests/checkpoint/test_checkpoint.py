@@ -317,7 +317,7 @@ def test_records_of_torch_xla_are_read_and_run_no_code(tmp_path, caplog):
         (tmp_path / "run" / name / storage.RECORD).write_bytes(pickle.dumps(content))
     found = manager(tmp_path / "run")
     assert found.all_steps() == [40] and not (tmp_path / "harm").exists()
-    assert "no complete checkpoints: ['50']" in caplog.text
+    assert "not complete checkpoints: ['50']" in caplog.text
     t = torch.zeros(2)
     found.restore(40, {"t": t})
     assert t.tolist() == [4, 4]

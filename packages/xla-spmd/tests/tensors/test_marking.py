@@ -317,12 +317,16 @@ def test_collectives_are_read_from_hlo():
       %mv = (bf16[8,4]{1,0:T(8,128)(2,1)}, bf16[8,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) collective-permute-start(%f)
       %many = ((f32[2]{0}, s8[4]{0}), (f32[16]{0}, s8[32]{0}), u32[]{:S(2)}) all-gather-start(%g, %h), channel_id=6
       %p = pred[3]{0} collective-permute(%e), channel_id=3
+      %piece.6 = f32[4]{0} all-gather(%i), channel_id=7, dimensions={0}, frontend_attributes={chain_id="0"}
+      %piece.8 = f32[4]{0} all-gather(%j), channel_id=7, dimensions={0}, frontend_attributes={chain_id="0"}
+      %piece.9 = f32[8]{0} all-gather(%j), channel_id=8, dimensions={0}, frontend_attributes={chain_id="1"}
       %get = f32[4,2]{1,0} get-tuple-element(%all-reduce.1), index=0
     """
     found = [(one.kind, one.bytes) for one in program_report.collectives_in(hlo)]
     assert found == [
         ("all-reduce", 48), ("all-gather", 128), ("all-gather", 64), ("all-reduce", 72),
-        ("collective-permute", 64), ("all-gather", 96), ("collective-permute", 3),
+        ("collective-permute", 64), ("all-gather", 96), ("collective-permute", 3), ("all-gather", 16),
+        ("all-gather", 32),
     ]  # fmt: skip
 
 

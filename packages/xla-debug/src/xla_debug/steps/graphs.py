@@ -338,8 +338,8 @@ def tensor_debug_info(tensor: Any) -> str:
     shape = shape_text(storage.meta if view is None else view.meta).partition("{")[0]
     lines = [
         "XLATensor {",
-        f"TensorID: {_number(tensor, tensor)}",
-        f"AliasID: {_number(storage, tensor)}",
+        f"TensorID: {_number(tensor)}",
+        f"AliasID: {_number(storage)}",
         f"Device: {device}",
         f"XLA Shape: {shape}",
         f"ShardingSpec: {sharding}",
@@ -352,27 +352,24 @@ def tensor_debug_info(tensor: Any) -> str:
             "XLAData: " if sharding is None else "XLAShardedData: ",
             f"  Data Device: {device}",
             f"  Data Shape: {shape_text(storage.meta).partition('{')[0]}",
-            f"  Data Handle: {_number(storage.buffer, tensor)}",
+            f"  Data Handle: {_number(storage.buffer)}",
         ]
         if sharding is not None:
             lines += [f"  OpSharding: {sharding}", f"  NumShards: {backend.shard_count()}"]
     return "\n".join([*lines, "Tensor on host: None", "}", ""])
 
 
-# The numbers of storages, buffers and tensors in texts. An entry is removed with the tensor that was described.
+# The numbers of tensors, storages and buffers in texts, by their ids. An entry is removed with its object.
 _numbers: dict[int, tuple[weakref.ref[object], int]] = {}
 _next_number: Final = itertools.count(1)
 
 
-def _number(described: object, tensor: object) -> int:
-    """A small number that identifies ``described``: ``tensor`` itself, or its storage or buffer.
-
-    The number lasts as long as ``tensor``, since weak references to storages and buffers are not possible.
-    """
+def _number(described: object) -> int:
+    """A small number of a tensor, storage or buffer, which no other object ever gets."""
     key = id(described)
     entry = _numbers.get(key)
     if entry is None:
-        removal = weakref.ref(tensor, lambda _: _numbers.pop(key, None))
+        removal = weakref.ref(described, lambda _: _numbers.pop(key, None))
         entry = _numbers[key] = removal, next(_next_number)
     return entry[1]
 

@@ -30,9 +30,12 @@ KINDS: Final = (
 # "%name = shapes kind("; an asynchronous operation is counted at its start, not at its "-done".
 _INSTRUCTION: Final = re.compile(
     r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shapes>.*?) "
-    rf"(?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(",
+    rf"(?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\((?P<rest>.*)$",
     re.MULTILINE,
 )
+# TPU compilers divide a collective into pieces that run inside fusions with other work. The pieces look like the
+# whole collective, and share its channel and this number of their chain.
+_PIECE: Final = re.compile(r'channel_id=(?P<channel>\d+).*?chain_id="(?P<chain>\d+)"')
 _BRACKETS: Final = re.compile(r"[(){}\[\],]")
 _SHAPE: Final = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<sizes>[\d,]*)\]")
 _BITS: Final = re.compile(r"\d+")
@@ -77,11 +80,13 @@ def collectives(program: programs.StepProgram | None = None) -> list[Collective]
 
 
 def collectives_in(hlo: str) -> list[Collective]:
-    """The collectives in the text of an optimised HLO module."""
-    return [
-        Collective(match["kind"], match["name"], _result_bytes(match))
-        for match in _INSTRUCTION.finditer(hlo)
-    ]
+    """The collectives in the text of an optimised HLO module, each once, even if it was divided into pieces."""
+    by_piece: dict[tuple[str, ...], Collective] = {}
+    for match in _INSTRUCTION.finditer(hlo):
+        piece = _PIECE.search(match["rest"])
+        key = (match["name"],) if piece is None else (match["kind"], *piece.groups())
+        by_piece.setdefault(key, Collective(match["kind"], match["name"], _result_bytes(match)))
+    return list(by_piece.values())
 
 
 def _result_bytes(instruction: re.Match[str]) -> int:
