@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import torch_xla
+from torch_xla._dynamo import dynamo_bridge
 from xla_core.extension_api import runtime
 from xla_debug import memory
 
@@ -75,6 +76,18 @@ def test_parameters_keep_the_line_of_the_step_that_wrote_them():
         torch_xla.sync()
     assert {t.nbytes for t in mine(stepped)} == {SIZE}
     assert len(mine(stepped)) == 2  # the weight and its momentum
+
+
+def test_results_of_a_compiled_graph_are_not_taken_for_those_of_the_pending_step():
+    x = torch.rand(256, 256).to("xla")
+    torch_xla.sync()
+    graph = dynamo_bridge.extract_compiled_graph(fx.symbolic_trace(lambda t: t.erf() * 2.5), [x])
+    pending = (x.cosh() + 1).sin()
+    result = graph(x)
+    called = line() - 1
+    (found,) = mine(called)
+    assert (found.made_by, found.nbytes) == (memory.GRAPH, SIZE)
+    assert result.shape == pending.shape
 
 
 def test_a_value_from_before_is_told_as_such():

@@ -157,9 +157,8 @@ def _export(session: object, folder: Path) -> None:
     before = _perfetto_files(folder)
     profiler.profiler_export(session, str(folder))
     for path, version in _perfetto_files(folder).items():
-        if (
-            before.get(path) != version
-        ):  # not a file of an earlier profile, which has its scopes already
+        # the file of an earlier profile has its scopes already
+        if before.get(path) != version:
             perfetto.add_scopes(path)
 
 

@@ -6,15 +6,18 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import torch_xla
 from torch_xla import _XLAC
+from torch_xla._dynamo import dynamo_bridge
 from torch_xla.debug import graph_saver
 from torch_xla.debug import profiler as xp
+from xla_core.contract import events
 from xla_core.extension_api import runtime
 from xla_core.extension_api.programs import all_programs, module_text
 from xla_core.extension_api.source_location import Detail, detail, set_detail
+from xla_debug.live import saved_graphs
 from xla_debug.steps import graphs
 
 
@@ -214,6 +217,33 @@ def test_graph_saver(form, suffix, ab, tmp_path, monkeypatch):
         "stablehlo": "stablehlo.add",
     }
     assert beginnings[form] in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("form", "sign"),
+    [("text", "aten::erf"), ("dot", "aten::erf"), ("hlo", "erf"), ("stablehlo", "chlo.erf")],
+)
+def test_a_graph_of_torch_compile_is_saved(form, sign, tmp_path, monkeypatch):
+    """Its own graph, and not the pending step, of which it is no part."""
+    monkeypatch.setenv("XLA_SAVE_TENSORS_FILE", str(tmp_path / "graphs"))
+    monkeypatch.setenv("XLA_SAVE_TENSORS_FMT", form)
+    x = torch.rand(2, 7).to("xla")
+    torch_xla.sync()
+    unsubscribe = [
+        events.subscribe(events.ProgramMissing, saved_graphs.on_missing),
+        events.subscribe(events.ProgramExecuted, saved_graphs.on_executed),
+    ]
+    try:
+        module = fx.symbolic_trace(lambda t: t.erf() * 2.5)
+        graph = dynamo_bridge.extract_compiled_graph(module, [x])
+        pending = x.cosh() + 1
+        graph(x)
+    finally:
+        for undo in unsubscribe:
+            undo()
+    *_, saved = (tmp_path / "graphs.0").read_text().split("## BEGIN_GRAPH")
+    assert sign in saved and "cosh" not in saved
+    assert pending.shape == (2, 7)
 
 
 class Block(nn.Module):

@@ -122,7 +122,8 @@ class ProgramExecuted(Event):
     """A run was enqueued. While anybody listens to this, no run waits for its program.
 
     ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
-    it. ``results`` are the buffers, ``nanoseconds`` is the host's time to enqueue the run.
+    it. It is at the beginning of a step, without entries, if no step of it ran, but a graph of ``torch.compile`` or
+    a captured step. ``results`` are the buffers, ``nanoseconds`` is the host's time to enqueue the run.
     """
 
     trace: Any

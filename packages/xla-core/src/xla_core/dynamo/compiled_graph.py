@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
+from xla_core.contract import events
 from xla_core.dynamo import lost_order, settings
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.dynamo.graph_program import (
@@ -250,7 +251,10 @@ def _run(recorded: GraphProgram, args: Operands, trace: Trace) -> Operand:
             gone = [args[number]._s for number in recorded.given_away]
             work = itertools.chain(work, buffer_donation.releasing(gone))
         arguments = _arguments(recorded, program, args, trace)
-        run_step.launch(trace, program, arguments, results, work)
+        # listeners must not take the pending step, of which the graph is no part, for the one that runs
+        listened = events.listening(events.ProgramExecuted)
+        step = trace.standing_at(trace.root, inputs=0) if listened else None
+        run_step.launch(trace, program, arguments, results, work, recorded=step)
     shared: dict[int, Storage] = {}
     given = [_give(r, results, shared, args, trace) for r in recorded.results]
     for number, _ in recorded.written:

@@ -65,7 +65,10 @@ def start() -> None:
     if settings.level():
         _start_reports()
     if settings.SAVE_TENSORS_FILE.get():
+        _listen(events.ProgramMissing, saved_graphs.on_missing)
         _listen(events.ProgramExecuted, saved_graphs.on_executed)
+        _listen(events.ProgramEvicted, saved_graphs.on_evicted)
+        _listen(events.StepsForgotten, saved_graphs.on_forgotten)
     if settings.METRICS_FILE.get():
         _listen(events.StepMarked, metrics_file.on_step)
 

@@ -221,9 +221,8 @@ class Recorder:
 
     def _fell_back(self, event: events.Fallback) -> None:
         began = time.perf_counter_ns() - event.nanoseconds
-        while (
-            self._reads and self._reads[-1][0] >= began
-        ):  # reads of its operands: its own time includes them
+        # remove the reads of its operands, which its own time includes
+        while self._reads and self._reads[-1][0] >= began:
             _, took, spot = self._reads.pop()
             spot.count -= 1
             spot.nanoseconds -= took

@@ -258,9 +258,8 @@ def _names_in(parent: Any) -> dict[int, str]:
     entry = _children.get(key)
     if entry is None:
         names = {id(m): name for name, m in parent.named_modules() if name}
-        remove = (
-            _children.pop
-        )  # bound now: at Python's end, globals may be gone when the callback runs
+        # bound now, because at Python's end globals may be gone when the callback runs
+        remove = _children.pop
         entry = _children[key] = (ref(parent, lambda _: remove(key, None)), names)
     return entry[1]
 
