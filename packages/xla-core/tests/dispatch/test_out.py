@@ -179,3 +179,19 @@ def test_operators_that_do_not_write_to_what_they_read(name):
     ]
     assert results[0] == results[1]
     assert results[0][0] is RuntimeError
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("shape", [(3,), (0,), (4,), (3, 1), (2, 3)])
+def test_normal_draws_in_the_shape_of_out(shape):
+    """With a tensor as mean it adds the mean afterwards: places of other sizes are filled, refused or resized."""
+
+    def drawn(device):
+        out = torch.zeros(shape, device=device)
+        try:
+            torch.normal(torch.full((3,), 100.0, device=device), 1.0, out=out)
+        except RuntimeError:
+            return RuntimeError
+        return out.shape, bool((out > 90).all()), len(set(out.flatten().tolist())) > 1
+
+    assert drawn("xla") == drawn("cpu")

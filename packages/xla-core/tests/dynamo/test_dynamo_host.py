@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._higher_order_ops.while_loop import while_loop
 
-import torch_xla  # noqa: F401 - it attaches the device
+import torch_xla
 
 X = torch.arange(6.0).reshape(2, 3)
 ENDS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -118,3 +118,29 @@ def test_the_default_backend_says_which_one_to_use():
     torch.testing.assert_close(
         torch.compile(lambda t: t + 1, backend="eager")(x).cpu(), torch.full((2,), 2.0)
     )
+
+
+def masked(a):
+    torch._dynamo.graph_break()
+    kept = a[a > 1]
+    torch_xla.sync()
+    return (
+        a.nonzero().float().sum() + kept.sum() + torch.linalg.eigvals(torch.eye(2).to(a)).real.sum()
+    )
+
+
+def test_of_what_runs_between_graphs_nothing_but_the_function_is_compiled():
+    """jax's functions, which Dynamo replaced by its own, raised TypeError where a program was lowered."""
+    torch._dynamo.utils.clear_compilation_metrics()
+    found = torch.compile(masked, backend="openxla")(X.to("xla"))
+    torch.testing.assert_close(found.cpu(), masked(X))
+    files = {metrics.co_filename for metrics in torch._dynamo.utils.get_compilation_metrics()}
+    assert files == {__file__}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._subclasses.FakeTensor, "_normalize_fake_device"), reason="torch before 2.13"
+)
+def test_factories_on_the_device_without_a_number():
+    compiled = torch.compile(lambda a: torch.arange(3.0, device="xla") + a, backend="openxla")
+    assert compiled(torch.ones(3, device="xla")).tolist() == [1, 2, 3]

@@ -144,6 +144,7 @@ def test_gradients_are_annotated_too(mesh):
     split = xs.mark_sharding_with_gradients(inner, mesh, ("data", None))
     inner.retain_grad()
     (split**2).sum().backward()
+    assert spec_of(inner.grad) == spec_of(split) != ""  # also before the step has run
     torch_xla.sync()
     assert set(held(inner.grad).values()) == {32}
     assert leaf.grad.cpu().eq(8).all()

@@ -16,6 +16,7 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import caches
 from xla_core.torch_bridge import dtypes, reference_kernels
+from xla_core.torch_bridge.aot_graphs import untraced
 from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 _META: Final = torch.device("meta")
@@ -56,6 +57,7 @@ class OperatorPlan(Plan):
             raise NoMetaKernelError(self.name)
         return metas
 
+    @untraced
     def _checked(
         self, args: Sequence[Operand], kwargs: NamedOperands
     ) -> tuple[TensorMeta | None, ...]:

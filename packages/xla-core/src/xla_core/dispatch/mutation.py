@@ -226,6 +226,16 @@ def _store(out: Operand, result: XLATensor, name: str) -> None:
     handler_of(torch.ops.aten.copy_.default)((out, result), None)
 
 
+def normal_into(args: Operands, kwargs: NamedOperands | None) -> Operand:
+    """``normal(mean, std, out=)`` of a tensor ``mean``: drawn in the shape of ``out``, as on the CPU."""
+    mean, std = (*args, 1.0)[:2]
+    named = {"std": std, **(kwargs or {})}
+    out = named["out"]
+    out.normal_(0, named["std"], generator=named.get("generator"))
+    _store(out, torch.add(mean, out), "aten.normal.Tensor_float_out")
+    return out
+
+
 def _check_cast(out: Any, result: XLATensor) -> None:
     """Raise the error that nearly all operators raise on the CPU, for operands too large to try there."""
     if not torch.can_cast(result.dtype, out.dtype):

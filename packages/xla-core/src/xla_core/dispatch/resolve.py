@@ -49,6 +49,7 @@ from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
 from xla_core.support.once import Once
+from xla_core.torch_bridge.aot_graphs import untraced
 from xla_core.torch_bridge.op_library import is_for_every_device, kernel_from_outside
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
@@ -66,6 +67,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.equal.default: transfers.equal,
     aten._sparse_addmm.default: sparse_operators.sparse_addmm,
     aten.one_hot.default: functional.one_hot,
+    aten.normal.Tensor_float_out: mutation.normal_into,
     aten.sspaddmm.default: sparse_operators.refusing_handler(aten.sspaddmm.default),
     aten.sparse_mask.default: sparse_operators.sparse_mask,
     aten._to_sparse.default: sparse_operators.to_sparse,
@@ -192,6 +194,7 @@ def make_handler(overload: OpOverload) -> Handler:
     return fallback_handler(overload, facts)
 
 
+@untraced
 def _handler_with_checks(overload: OpOverload) -> Handler:
     """The handler of ``overload``, which also checks indices if ``XLA_CHECK_INDICES`` is set."""
     handler = make_handler(overload)

@@ -12,13 +12,16 @@ import torch
 
 from xla_core.dynamo import lost_order
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
+from xla_core.support import own_packages
 from xla_core.support.once import Once
-from xla_core.torch_bridge import aot_graphs, torch_private
+from xla_core.torch_bridge import aot_graphs, device_guard, torch_private
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")
+# jax's functions, too, run inside of ours
+_STEPPED_OVER: Final = (*own_packages.IMPORT_NAMES, "jax", "jaxlib")
 _prepared: Final = Once()
 _to_tell: list[Callable[[], object]] = []
 
@@ -27,11 +30,12 @@ def prepare() -> None:
     """Register with Dynamo, once. Changes none of its settings."""
     if not _prepared.begin():
         return
-    torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
+    torch_private.let_dynamo_take(XLATensorType, _STEPPED_OVER, _TRACED)
     aot_graphs.run_effects_in_order(XLATensor)
     aot_graphs.run_writing_operators(XLATensor)
     aot_graphs.let_first_runs_pass(XLATensor)
     aot_graphs.refuse_inductor("xla")
+    aot_graphs.number_stand_ins("xla", device_guard.current_index)
     aot_graphs.let_stand_ins_change_shape(XLATensor)
     lost_order.prepare()
     for tell in _to_tell:

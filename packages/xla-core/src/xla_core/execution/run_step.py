@@ -27,12 +27,14 @@ from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, indivisible
+from xla_core.torch_bridge.aot_graphs import untraced
 from xla_core.varying import families
 
 # References to a storage that only the trace holds: the list, the loop variable, getrefcount's argument.
 _TRACE_ONLY: Final = 3
 
 
+@untraced
 def flush(trace: Trace, reading: bool = False, ending: bool = False, shared: bool = True) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 

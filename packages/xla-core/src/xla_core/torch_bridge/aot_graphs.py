@@ -1,11 +1,14 @@
-"""What AOTAutograd says of the graphs that it makes, and how graphs run on ``xla`` tensors, with it and without."""
+"""What AOTAutograd says of the graphs that it makes, and how graphs run on ``xla`` tensors, with it and without.
+
+And what Dynamo leaves alone beside graphs.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import fx
@@ -26,7 +29,30 @@ MSG_INDUCTOR: Final = (
     'torch.compile(..., backend="openxla")'
 )
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+# torch 2.11 to 2.15: sets what is called for each Python frame of this thread, and returns what was
+_set_frame_callback: Final = torch._C._dynamo.eval_frame.set_eval_frame
+
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
+
+def untraced(function: F) -> F:
+    """A decorator: Dynamo does not trace what ``function`` calls.
+
+    Where a compiled function calls an operator outside of a graph, Dynamo looks at each Python frame, jax's and
+    plugins' included: it would compile those too, and jax does not work inside of that.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Operand, **kwargs: Any) -> Any:
+        callback = _set_frame_callback(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_frame_callback(callback)
+
+    return call  # type: ignore[return-value]
 
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:
@@ -126,6 +152,25 @@ def refuse_inductor(device_type: str) -> None:
         return compile_graph(self, model_, inputs_, **options)
 
     wrapper.__call__ = __call__
+
+
+def number_stand_ins(device_type: str, current_index: Callable[[], int]) -> None:
+    """Let stand-ins of what ``device=device_type`` makes in a graph be on the current device, as those of cuda are.
+
+    Without a number they count as on another device than the graph's arguments.
+    """
+    stand_in: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
+    normalize = getattr(stand_in, "_normalize_fake_device", None)  # torch 2.13
+    if normalize is None:
+        return
+
+    @functools.wraps(normalize)
+    def _normalize_fake_device(device: torch.device) -> Any:
+        if device.type == device_type and device.index is None:
+            return torch.device(device_type, current_index())
+        return normalize(device)
+
+    stand_in._normalize_fake_device = staticmethod(_normalize_fake_device)
 
 
 def let_first_runs_pass(tensor_class: type) -> None:

@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -447,10 +448,16 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
 
 
 def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
-    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``."""
+    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``.
+
+    Packages that are not installed are passed over; none is imported for it.
+    """
     # torch 2.13: files are skipped by how their paths begin
     for package in packages:
-        folder = Path(str(importlib.import_module(package).__file__)).parent
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).parent
         kept = [
             folder.parent.joinpath(*module.split(".")).with_suffix(".py")
             for module in traced

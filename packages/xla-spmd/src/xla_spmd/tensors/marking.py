@@ -203,8 +203,10 @@ def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
         sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
         return ANNOTATE(tensor, sharding.text)  # type: ignore[no-any-return]
     xla = checked(tensor)
-    sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
-    return handler_of(ANNOTATE)((xla, sharding.text), None)
+    annotation = checked_annotation(mesh, spec, tuple(tensor.shape))
+    annotated: XLATensor = handler_of(ANNOTATE)((xla, annotation.sharding.text), None)
+    storage_of(annotated).annotate(annotation)  # its spec is known before the step has run
+    return annotated
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
