@@ -185,6 +185,34 @@ def test_a_hang_in_the_first_steps_leaves_a_report(launch, folder, tmp_path, fun
     assert f"ordinal 1 is at {_line('torch_xla.sync', function)}" in page and "it sleeps" in page
 
 
+def test_a_report_has_collectives_on_the_scripts_own_process_groups(launch, folder):
+    """The first process waits in one that the second has left out; only PyTorch knows of it."""
+    job = launch(
+        2, dist_vitals.averages_on_the_host, 4, XLA_FLIGHT_DIR=str(folder), XLA_DIST_WARN_AFTER="3"
+    )
+    pids = job.launched.pids()
+    reports, until = [], time.monotonic() + 60
+    while not any(_calls(report) == [4, 3] for report in reports):
+        assert time.monotonic() < until, list(map(flight_report.text, reports))
+        if list(folder.glob("*/running/*")):  # they have begun, and answer
+            os.kill(pids[0], signal.SIGUSR2)
+        time.sleep(1)
+        reports = _reports(folder, "asked-*")
+    os.kill(pids[1], signal.SIGKILL)
+    job.error()
+    page = flight_report.text(next(report for report in reports if _calls(report) == [4, 3]))
+    assert (
+        "process group 0 default_pg of torch.distributed: ordinal 0 at call 4, all_reduce of Float[8]; "
+        "ordinal 1 at call 3, all_reduce of Float[7]"
+    ) in page
+    assert "group 0 default_pg: 2. all_reduce of Float[6], " in page
+
+
+def _calls(report):
+    """The number of each process's last call."""
+    return [one["calls"][-1]["number"] for one in report["processes"].values() if one["calls"]]
+
+
 def _report_of_a_long_wait(folder):
     """That of both processes, in their own words."""
     until = time.monotonic() + 60

@@ -188,6 +188,16 @@ def trains_and_saves(index, folder, steps):
         saver.save(step, {"w": w})
 
 
+def averages_on_the_host(index, steps):
+    """A collective of the script's own on the CPU in each step, the last of which the second never calls."""
+    dist.init_process_group("gloo", init_method="xla://")
+    for step in range(steps):
+        dist_jobs.reduced(4)
+        if (index, step) == (1, 3):
+            time.sleep(3600)  # the test ends it
+        dist.all_reduce(torch.ones(5 + step))
+
+
 def trains_and_asks(index):
     """As ``trains``; the first process asks for a report on the way."""
     trains(index, 14)

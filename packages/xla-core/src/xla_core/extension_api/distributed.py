@@ -11,6 +11,7 @@ from xla_core.torch_bridge.torch_distributed_private import (
     give_meshes_groups,
     process_group,
     record_nothing_of,
+    recorded_calls,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "is_lost_connection",
     "process_group",
     "record_nothing_of",
+    "recorded_calls",
 ]

@@ -14,6 +14,7 @@ A report has ``job``, ``occasion``, ``count`` and ``processes``: a snapshot per 
 ``launched``   collectives launched, in all, and ``with`` each other ordinal (as text)
 ``seen``       how many collectives it has seen others launch with it, by ordinal (as text)
 ``collectives``the last of them: number, text, groups, line, time
+``calls``      the last collectives on process groups of torch.distributed: group, number, what, time
 ``programs``   what each run of a program over a mesh does between devices (kind, count, bytes, groups, line)
 ``steps``      count, seconds since the last, usual and own seconds
 ``records``    the ring: kind, time, seconds (None: it has not ended), thread, what, amount
@@ -197,7 +198,20 @@ def headline(report: Report) -> Iterator[str]:
         yield _says(ordinal, report["processes"].get(str(ordinal)), report)
     if not all_waits and not guilty:
         yield "no process waits for another"
+    yield from _groups(report)
     yield from _stragglers(report)
+
+
+def _groups(report: Report) -> Iterator[str]:
+    """A line for each process group of torch.distributed whose processes are not at the same call."""
+    last: dict[str, dict[int, tuple[int, str]]] = {}
+    for name, one in report["processes"].items():
+        for call in one.get("calls", ()):
+            last.setdefault(call["group"], {})[int(name)] = (call["number"], call["what"])
+    for group, at in last.items():
+        if len(set(at.values())) > 1:
+            places = (f"ordinal {n} at call {number}, {what}" for n, (number, what) in at.items())
+            yield f"process group {group} of torch.distributed: {'; '.join(places)}"
 
 
 def _short(what: str) -> str:
@@ -302,6 +316,9 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
     yield f"  steps: {steps['ended']}{last}{usual}"
     yield f"  collectives: {one['launched']['all']}"
     yield from (f"    {_collective(c)}" for c in one["collectives"][-3:])
+    for call in one.get("calls", ())[-3:]:
+        at = _of_day(call["time"])
+        yield f"  torch.distributed, group {call['group']}: {call['number']}. {call['what']}, {at}"
     for name, rows in one["programs"].items():
         yield f"  between devices, in each run of {name}:"
         yield from (f"    {_mesh_collective(row)}" for row in rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -46,6 +47,39 @@ def record_nothing_of(backend: str) -> None:
     recording = getattr(torch.distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add(backend)
+
+
+def recorded_calls(most: int) -> list[dict[str, object]]:
+    """The last ``most`` collectives on process groups (gloo's and others), the oldest first, from torch's recorder.
+
+    Each has its ``group``, its ``number`` in it, ``what`` it is with dtypes and shapes, and its ``time`` of day.
+    Empty where no group was made, or torch records none.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    # torch 2.13: on by default, for 2,000 calls
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return []
+    entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ())
+    calls = [entry for entry in entries if not entry["is_p2p"]]
+    return [
+        {
+            "group": " ".join(entry["process_group"]),
+            "number": entry["collective_seq_id"],
+            "what": _call_text(entry),
+            "time": entry["time_created_ns"] / 1e9,
+        }
+        for entry in sorted(calls, key=lambda entry: entry["time_created_ns"])[-most:]
+    ]
+
+
+def _call_text(entry: dict[str, Any]) -> str:
+    """Such as ``all_reduce of Float[4]``."""
+    name = entry["profiling_name"].rpartition(":")[2]
+    values = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    operands = ", ".join(f"{dtype}{sizes}" for dtype, sizes in values)
+    return f"{name} of {operands}" if operands else name
 
 
 def group_names(mesh: object) -> Sequence[str]:

@@ -9,6 +9,7 @@ import time
 import traceback
 from typing import Any, Final
 
+from xla_core.extension_api.distributed import recorded_calls
 from xla_core.support import flight_ring
 from xla_dist.job_health import thread_states
 from xla_dist.job_health.collective_order import Agreement, Collectives
@@ -53,6 +54,7 @@ def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) ->
     snapshot["place"] = facts.place or condition.place
     snapshot["doing"] = condition.doing
     snapshot["stack"] = facts.stack or condition.stack
+    snapshot["calls"] = recorded_calls(COLLECTIVES)
     return snapshot
 
 
@@ -90,6 +92,7 @@ def _brief(
         "launched": _launched(agreement, ordinal, count),
         "seen": {str(n): c for n, c in agreement.seen().items()} if agreement is not None else {},
         "collectives": _collectives(ring, items),
+        "calls": [],
         "programs": flight_ring.programs(ring[-records:]),
         "steps": times._asdict(),
         "records": _rendered(ring[-records:]),
