@@ -185,9 +185,9 @@ _makers_of: caches.Bounded[str, dict[int, Entry]] = caches.Bounded("makers of va
 def _makers(program: Any, last: Entry) -> dict[int, Entry]:
     makers = _makers_of.get(program.name)
     if makers is None:
-        wanted = set(program.output_index)
+        outputs = set(program.output_index)
         entries = _last_entries.keep(program.name, last.path())
-        makers = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
+        makers = {vid: e for e in entries for vid in range(e.first, e.end) if vid in outputs}
         _makers_of.keep(program.name, makers)
     return makers
 

@@ -74,6 +74,18 @@ def test_who_has_no_handler_is_not_asked(folder, capsys):
         sleeper.wait()
 
 
+def test_a_process_of_another_user_is_named(folder, capsys, monkeypatch):
+    """Anybody may read whether it handles the signal, but not send it."""
+
+    def refuse(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(flight, "_answers", lambda pid: True)
+    monkeypatch.setattr(flight.os, "kill", refuse)
+    assert main(["flight", str(os.getpid())]) == 1
+    assert "belong to another user" in capsys.readouterr().err
+
+
 def test_reports_are_found_by_name(folder, capsys):
     assert main(["flight"]) == 1
     assert f"no reports in {folder}" in capsys.readouterr().err

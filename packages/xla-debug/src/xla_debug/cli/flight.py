@@ -91,12 +91,12 @@ def _show(place: Path) -> int:
 
 def _ask(pid: int) -> int:
     """Let a process write a report of its job, and show it."""
-    answering = next((p for p in [pid, *_descendants(pid)] if _answers(p)), None)
+    asked = time.time()
+    family = [pid, *_descendants(pid)]
+    answering = next((p for p in family if _answers(p) and _is_signalled(p)), None)
     if answering is None:
         sys.stderr.write(MSG_NO_PROCESS.format(pid=pid))
         return 1
-    asked = time.time()
-    os.kill(answering, SIGNAL)
     while time.time() - asked < WAIT_SECONDS:
         for place in reversed(flight_files.occasions()):
             if place.name != flight_files.RUNNING and _is_answer(place, answering, asked):
@@ -127,6 +127,15 @@ def _answers(pid: int) -> bool:
         return False
     caught = next((row for row in text.splitlines() if row.startswith("SigCgt:")), "SigCgt: 0")
     return bool(int(caught.split()[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _is_signalled(pid: int) -> bool:
+    """Send the signal to a process. Returns False if it belongs to another user, or has ended meanwhile."""
+    try:
+        os.kill(pid, SIGNAL)
+    except OSError:
+        return False
+    return True
 
 
 def _descendants(pid: int) -> list[int]:

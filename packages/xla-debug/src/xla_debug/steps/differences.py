@@ -144,8 +144,8 @@ def _agreement(old: Sequence[Entry], new: Sequence[Entry], at: int) -> tuple[int
 
 def _agree(left: list[str], a: int, right: list[str], b: int) -> bool:
     here, there = left[a : a + _AGREEMENT], right[b : b + _AGREEMENT]
-    wanted = min(_AGREEMENT, max(len(left) - a, len(right) - b))
-    return len(here) >= wanted and here == there
+    needed = min(_AGREEMENT, max(len(left) - a, len(right) - b))
+    return len(here) >= needed and here == there
 
 
 def argument_changes(old: Operation, new: Operation) -> Iterator[Change]:

@@ -100,12 +100,12 @@ class _Graph:
     def __init__(self, entries: Sequence[Entry], outputs: Sequence[int]) -> None:
         self.nodes: list[_Node] = []
         self.names: dict[int, str] = {}
-        wanted = {e.first for e in needed_entries(entries, outputs)}
+        needed = {e.first for e in needed_entries(entries, outputs)}
         read: set[int] = set(outputs)
         for entry in needed_entries(entries, outputs):
             read.update(ref.vid for ref in entry.references())
         for entry in entries:
-            if entry.first in wanted and (isinstance(entry, Operation) or entry.first in read):
+            if entry.first in needed and (isinstance(entry, Operation) or entry.first in read):
                 self._add(entry)
         for position, vid in enumerate(outputs):
             self.nodes[int(self.names[vid].partition(".")[0][1:])].roots.append(position)

@@ -177,8 +177,8 @@ class MeshBackend(DeviceBackend):
         return mover.executable.execute([buffer])[0]
 
     def _mover(self, spec: ArraySpec, sharding: str | None) -> Program:
-        wanted = sharding or REPLICATED.text
-        shardings = (spec.sharding or REPLICATED.text, wanted)
+        target = sharding or REPLICATED.text
+        shardings = (spec.sharding or REPLICATED.text, target)
         annotations = _annotations(shardings, (len(spec.shape),) * 2, self._mesh(shardings))
         function, padded = padding(
             shardings[:1], shardings[1:], annotations[:1], annotations[1:], _identity, [spec]
@@ -190,7 +190,7 @@ class MeshBackend(DeviceBackend):
         )  # fmt: skip
         return Program(
             name="move", stablehlo=stablehlo, inputs=(spec,),
-            outputs=(ArraySpec(spec.shape, spec.dtype, wanted),), aliases=(),
+            outputs=(ArraySpec(spec.shape, spec.dtype, target),), aliases=(),
             placement=self.placement, num_partitions=self.count,
         )  # fmt: skip
 
@@ -210,22 +210,22 @@ class MeshBackend(DeviceBackend):
         for slot, buffer in enumerate(trace.inputs):
             storage = trace.touched[trace.input_storages[slot]]
             annotation = getattr(storage, "annotation", None)
-            wanted = annotation.text if annotation is not None else None
+            annotated_text = annotation.text if annotation is not None else None
             if type(buffer) is HostValue:
-                buffer = self._replace(trace, slot, self.place(buffer, wanted))
+                buffer = self._replace(trace, slot, self.place(buffer, annotated_text))
                 storage.annotate(annotation)
             placement = placement_of(buffer)
             if placement.devices != devices:
-                buffer = self._replace(trace, slot, self._from_one_device(buffer, wanted))
+                buffer = self._replace(trace, slot, self._from_one_device(buffer, annotated_text))
                 placement = placement_of(buffer)
             text = placement.sharding
             if text not in canonical_texts:
                 canonical_texts[text] = canonical(text)
             text = canonical_texts[text]
-            if annotation is not None and text != wanted:
+            if annotation is not None and text != annotated_text:
                 # the tensor has taken over the value of another one, which was split otherwise
-                self._replace(trace, slot, self.move(buffer, wanted))
-                text = wanted
+                self._replace(trace, slot, self.move(buffer, annotated_text))
+                text = annotated_text
             layouts.append(text)
         return tuple(layouts)
 
@@ -242,13 +242,13 @@ class MeshBackend(DeviceBackend):
         """The buffer of a tensor on all devices, to which its value is moved if it is not there yet."""
         buffer = storage.buffer
         annotation = storage_annotation(storage)
-        wanted = annotation.text if annotation is not None else None
+        annotated_text = annotation.text if annotation is not None else None
         if type(buffer) is HostValue:
-            buffer = self.place(buffer, wanted)
+            buffer = self.place(buffer, annotated_text)
             storage.relocate(buffer)
             storage.annotate(annotation)
         elif self.client.placement_of(buffer).devices != self.devices:
-            buffer = self._from_one_device(buffer, wanted)
+            buffer = self._from_one_device(buffer, annotated_text)
             storage.relocate(buffer)
         return buffer
 

@@ -216,10 +216,10 @@ def parameter_shares(
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    wanted = {id(storage_of(t)) for t in tensors if isinstance(t, XLATensor)}
+    storage_ids = {id(storage_of(t)) for t in tensors if isinstance(t, XLATensor)}
     total: collections.Counter[int] = collections.Counter()
     for storage in _storages():
-        if id(storage) in wanted and storage.buffer is not None:
+        if id(storage) in storage_ids and storage.buffer is not None:
             backend = storage.trace.backend
             assert isinstance(backend, MeshBackend)
             total.update(_part_bytes(backend, storage.buffer))

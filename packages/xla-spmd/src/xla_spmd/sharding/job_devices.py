@@ -46,16 +46,19 @@ def hybrid_grid(ici: tuple[int, ...], dcn: tuple[int, ...]) -> np.ndarray:
     return blocks.transpose(order).reshape([d * i for d, i in zip(dcn, ici, strict=True)])
 
 
-def _groups(known: Sequence[DeviceDescription], wanted: int) -> list[list[int]]:
-    """Device numbers by TPU slice, else by process; the devices of a single CPU process make ``wanted`` groups."""
+def _groups(known: Sequence[DeviceDescription], count: int) -> list[list[int]]:
+    """Device numbers by TPU slice, else by process; in one group if ``count`` is 1.
+
+    The devices of a single CPU process are divided into ``count`` groups.
+    """
     by_slice: dict[int, list[int]] = {}
     for number, device in enumerate(known):
         index = int(device.attributes.get("slice_index", device.process_index))
         by_slice.setdefault(index, []).append(number)
     groups = [by_slice[index] for index in sorted(by_slice)]
-    whole_job = wanted == 1 or (len(groups) == 1 and known[0].platform == "cpu")
-    if whole_job and len(known) % wanted == 0:
-        size = len(known) // wanted
+    whole_job = count == 1 or (len(groups) == 1 and known[0].platform == "cpu")
+    if whole_job and len(known) % count == 0:
+        size = len(known) // count
         flat = [number for group in groups for number in group]
         return [flat[i : i + size] for i in range(0, len(flat), size)]
     return groups

@@ -76,10 +76,10 @@ def common_mesh(shardings: Iterable[Sharding], count: int) -> ShardyMesh | None:
     There is none if one of them is manual, if they use incompatible orders of devices, or if their sizes do not
     divide each other, such as 2 x 3 and 3 x 2.
     """
-    wanted = set(shardings)
-    if any(s.type not in _KNOWN or s.last not in (None, "replicated") for s in wanted):
+    distinct = set(shardings)
+    if any(s.type not in _KNOWN or s.last not in (None, "replicated") for s in distinct):
         return None
-    split = sorted((s for s in wanted if s.tiles), key=lambda s: s.text)
+    split = sorted((s for s in distinct if s.tiles), key=lambda s: s.text)
     orders = [tuple(range(count)), *dict.fromkeys(s.devices for s in split)]
     for order in orders:
         sizes = _sizes(split, order)

@@ -44,18 +44,18 @@ def assembled(
     first = shards[0]
     whole = _whole(first.shape, sharding) if shape is None else tuple(shape)
     annotation = annotation_by(sharding, whole)
-    wanted, indices = sharding.shard_shape(whole), sharding.indices(whole)
+    part_shape, indices = sharding.shard_shape(whole), sharding.indices(whole)
     parts = []
     for number, (device, shard) in enumerate(zip(local, shards, strict=True)):
         part = indices.get(device)
-        own = wanted if part is None else tuple(s.stop - s.start for s in part)
-        if tuple(shard.shape) not in (wanted, own) or shard.dtype != first.dtype:
+        own = part_shape if part is None else tuple(s.stop - s.start for s in part)
+        if tuple(shard.shape) not in (part_shape, own) or shard.dtype != first.dtype:
             text = MSG_SHAPE.format(
                 number=number, got=tuple(shard.shape), dtype=shard.dtype, shape=whole,
-                text=sharding.text, wanted=wanted, own=own, expected=first.dtype,
+                text=sharding.text, wanted=part_shape, own=own, expected=first.dtype,
             )  # fmt: skip
             raise ValueError(text)
-        array = filled_up(tensors.to_numpy(shard), wanted)
+        array = filled_up(tensors.to_numpy(shard), part_shape)
         array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
         parts.append(backend.client.put(array, Placement((backend.devices[device],))))
     spec = ArraySpec(whole, array.dtype, annotation.text)

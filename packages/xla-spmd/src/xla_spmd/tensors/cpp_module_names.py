@@ -216,10 +216,10 @@ def _spmd_shard_to_full_shape(
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     shape = tuple(output_shape)
     annotation = annotation_by(sharding, shape)
-    wanted = sharding.shard_shape(shape)
-    if tuple(plain.shape) != wanted or plain.dtype != output_dtype:
+    part_shape = sharding.shard_shape(shape)
+    if tuple(plain.shape) != part_shape or plain.dtype != output_dtype:
         text = MSG_WHOLE.format(
-            wanted=wanted, dtype=output_dtype, shape=shape, text=sharding.text,
+            wanted=part_shape, dtype=output_dtype, shape=shape, text=sharding.text,
             got=tuple(plain.shape), got_dtype=plain.dtype,
         )  # fmt: skip
         raise RuntimeError(text)
@@ -253,11 +253,13 @@ def _load_local_shards(
     Raises ValueError unless the devices are those of this process and the parts fit.
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
-    wanted = [shard.shard_device for shard in local_shards(plain)]
+    own_devices = [shard.shard_device for shard in local_shards(plain)]
     by_device = dict(zip(devices, shards, strict=True))
-    if sorted(by_device) != sorted(wanted):
-        raise ValueError(MSG_SHARD_DEVICES.format(got=sorted(by_device), wanted=sorted(wanted)))
-    load_local_shards_(plain, [XLAShard(by_device[name], ..., name, 0) for name in wanted])
+    if sorted(by_device) != sorted(own_devices):
+        raise ValueError(
+            MSG_SHARD_DEVICES.format(got=sorted(by_device), wanted=sorted(own_devices))
+        )
+    load_local_shards_(plain, [XLAShard(by_device[name], ..., name, 0) for name in own_devices])
 
 
 __all__ = [

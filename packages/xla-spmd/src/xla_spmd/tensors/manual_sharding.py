@@ -99,10 +99,10 @@ def disable_manual_sharding(
     tensor = checked(unwrap_sharded_tensor(t))
     shape = tuple(full_shape)
     sharding = checked_sharding(chosen, partition_spec, shape)
-    wanted = sharding.shard_shape(shape)
-    if tuple(tensor.shape) != wanted:
+    part_shape = sharding.shard_shape(shape)
+    if tuple(tensor.shape) != part_shape:
         text = MSG_SHAPE.format(
-            part=tuple(tensor.shape), full=shape, spec=tuple(partition_spec), wanted=wanted
+            part=tuple(tensor.shape), full=shape, spec=tuple(partition_spec), wanted=part_shape
         )
         raise ValueError(text)
     whole = _ToWhole.apply(tensor, sharding.text, shape)

@@ -414,22 +414,22 @@ def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
     backend, buffer = placed(tensor)
     placement = backend.client.placement_of(buffer)
     sharding = parse(placement.sharding)
-    wanted, indices = sharding.shard_shape(tensor.shape), sharding.indices(tensor.shape)
+    part_shape, indices = sharding.shard_shape(tensor.shape), sharding.indices(tensor.shape)
     local = sorted(backend.devices.index(d.id) for d in backend.client.local_devices())
     if len(shards) != len(local):
         raise ValueError(MSG_SHARD_COUNT.format(got=len(shards), wanted=len(local)))
     parts = []
     for i, shard in enumerate(shards):
         part = indices.get(local[i])
-        own = wanted if part is None else tuple(s.stop - s.start for s in part)
-        if tuple(shard.data.shape) not in (wanted, own) or shard.data.dtype != tensor.dtype:
+        own = part_shape if part is None else tuple(s.stop - s.start for s in part)
+        if tuple(shard.data.shape) not in (part_shape, own) or shard.data.dtype != tensor.dtype:
             text = MSG_SHARD_SHAPE.format(
                 index=i, got=tuple(shard.data.shape), dtype=shard.data.dtype,
-                shape=tuple(tensor.shape), text=placement.sharding, wanted=wanted,
+                shape=tuple(tensor.shape), text=placement.sharding, wanted=part_shape,
                 expected=tensor.dtype, own=own,
             )  # fmt: skip
             raise ValueError(text)
-        array = filled_up(tensors.to_numpy(shard.data), wanted)
+        array = filled_up(tensors.to_numpy(shard.data), part_shape)
         array = array.astype(backend.numpy_dtype(array.dtype))
         parts.append(backend.client.put(array, Placement((backend.devices[local[i]],))))
     spec = ArraySpec(tuple(tensor.shape), buffer.dtype, placement.sharding)
