@@ -77,9 +77,12 @@ class CompiledGraph:
         if flags.CHECK_INDICES.get():
             return self._model(*args)  # recorded on every call, and checked like all that is
         trace = _trace_of(args)
-        with trace.lock, torch.no_grad():
+        with trace.lock:
             key = _key(args, trace)
-            recorded = self._known.get(key) or self._extract(key, args, trace)
+            recorded = self._known.get(key)
+            if recorded is None:
+                with torch.no_grad():
+                    recorded = self._extract(key, args, trace)
             if isinstance(recorded, GraphProgram):
                 return _run(recorded, args, trace)
         if recorded is self._model:
@@ -260,7 +263,8 @@ def _run(recorded: GraphProgram, args: Operands, trace: Trace) -> Operand:
     for number, _ in recorded.written:
         if not args[number].is_inference():
             increment_version(args[number])
-    return pytree.tree_unflatten(given, recorded.spec)
+    container = recorded.container
+    return pytree.tree_unflatten(given, recorded.spec) if container is None else container(given)
 
 
 def _arguments(
@@ -305,9 +309,9 @@ def _give(
     if isinstance(r, Shared):
         own = shared.get(r.position)
         if own is None:
-            own = shared[r.position] = trace.from_buffer(results[r.position], r.meta)._s
+            own = shared[r.position] = trace.holding(results[r.position], r.meta)
     else:
         # What an argument holds is a value of its own here: writing to one of them changes just that one.
         source = args[r.argument]._s
-        own = trace.from_buffer(source.buffer, source.meta)._s
+        own = trace.holding(source.buffer, source.meta)
     return tensor_on(own, copied_view(r.view))

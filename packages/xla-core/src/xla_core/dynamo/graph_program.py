@@ -72,6 +72,7 @@ class GraphProgram:
     """A graph as one program, for arguments of certain shapes.
 
     ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
+    The results are the leaves of ``spec``; ``container`` is ``list`` or ``tuple`` where that is one of just these.
     ``written`` pairs arguments with the results that are their new values, ``given_away`` are arguments whose
     memory results take over, at the user's wish. ``seeds`` are the positions among ``ints`` that need a new number
     for every run.
@@ -83,6 +84,7 @@ class GraphProgram:
     written: tuple[tuple[int, int], ...]
     given_away: tuple[int, ...]
     spec: Any
+    container: type[list[Any]] | type[tuple[Any, ...]] | None
     floats: Any
     ints: np.ndarray | None
     seeds: tuple[int, ...]
@@ -133,10 +135,18 @@ def program_of_step(
         written=tuple((number, index[vid]) for number, vid in written.items()),
         given_away=tuple(given_away),
         spec=spec,
+        container=_flat(spec),
         floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
         ints=np.array(trace.ints, np.int64) if trace.ints else None,
         seeds=_seeds(trace),
     )
+
+
+def _flat(spec: Any) -> type[list[Any]] | type[tuple[Any, ...]] | None:
+    for kind in (list, tuple):
+        if spec == pytree.tree_structure(kind(range(spec.num_leaves))):
+            return kind
+    return None
 
 
 def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:

@@ -291,14 +291,19 @@ class StepValues(StepState):
 
     def from_buffer(self, buffer: object, meta: TensorMeta) -> XLATensor:
         """A tensor whose value is already in device memory, in ``buffer`` (None: unwritten)."""
+        t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
+        t._s = self.holding(buffer, meta)
+        t._v = None
+        return t
+
+    def holding(self, buffer: object, meta: TensorMeta) -> Storage:
+        """The storage of such a tensor."""
         if self.cur.depth > MAX_PENDING:
             self.flush(self)
-        t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
-        s = t._s = Storage(self, meta, -1, -1)
+        s = Storage(self, meta, -1, -1)
         s.buffer = buffer
-        t._v = None
         if self.aside is not None:
             self.aside.made(s)
         elif self.on_new_storage is not None:
             self.on_new_storage(s)
-        return t
+        return s
