@@ -25,10 +25,10 @@ from xla_debug.steps import statement_causes
 from xla_debug.steps.differences import (
     Difference,
     Kind,
-    common_length,
     compare,
     count_operations,
     name_of,
+    shared_with,
 )
 from xla_debug.steps.recompile_text import Cause, Explanation, operator_text, place_of, words
 
@@ -79,6 +79,7 @@ class Known:
     """
 
     name: str
+    first: Entry
     last: Entry
     outputs: tuple[int, ...]
     histogram: Counter[str]
@@ -272,7 +273,7 @@ def _explain(
     line = stack[0] if stack else None
     after = _history.split.get(index)
     histogram = Counter(name_of(e) for e in entries)
-    mine = Known(name, entries[-1], outputs, histogram, after, line)
+    mine = Known(name, entries[0], entries[-1], outputs, histogram, after, line)
     if not cause.ends_step:
         _history.early[name] = Cut(line, cause)
     if name in _history.evicted:
@@ -289,9 +290,9 @@ def _alike(a: Counter[str], b: Counter[str]) -> float:
 
     A whole step that another program contains (which made the model, too) is like it.
     """
-    total = max(a.total(), b.total())
-    if not total:
+    if dict.__eq__(a, b):  # as Counter compares them, in Python, it would take as long as all below
         return 1.0
+    total = max(a.total(), b.total())
     ours, theirs = (Counter({n: c for n, c in x.items() if "." in n}) for x in (a, b))  # no inputs
     fewer = min(ours.total(), theirs.total())
     contained = fewer >= _WHOLE_STEP and (ours & theirs).total() >= 0.9 * fewer
@@ -308,14 +309,14 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     """The known program most like this one; one whose beginning this is, or the reverse, first."""
     best: tuple[object, ...] | None = None
     chosen = None
+    positions = {entry: position for position, entry in enumerate(entries)}
     for age, known in enumerate(reversed(_compared(mine.name))):
-        path = known.last.path()
-        shared = common_length(path, entries)
+        shared = shared_with(known.last, positions) if known.first is mine.first else 0
         alike = _alike(mine.histogram, known.histogram)
         prefix = shared == len(entries) and shared > 2
         if alike < ALIKE and not prefix:
             continue
-        rank = (prefix or shared == len(path), alike, shared, -age)
+        rank = (prefix or shared == known.last.depth, alike, shared, -age)
         if best is None or rank > best:
             best, chosen = rank, known
     return chosen

@@ -233,7 +233,7 @@ class _Room:
     """The number of free mappings at the last count, and how many have been reserved since.
 
     Counting takes 1.5 microseconds per mapping: 30 ms for 20,000, as long as compiling three small
-    programs. At most a twentieth of the time is spent on it, unless many mappings are reserved.
+    programs. At most a fiftieth of the time is spent on it, unless many mappings are reserved.
     """
 
     given = left = 0
@@ -261,7 +261,7 @@ class _Room:
         count = memory_mappings.count()
         if count is not None:
             cls.given, cls.left, cls.counted = 0, limit - count, time.monotonic()
-            cls.pause = max(0.1, 20 * (cls.counted - began))
+            cls.pause = max(0.1, 50 * (cls.counted - began))
         return count
 
 

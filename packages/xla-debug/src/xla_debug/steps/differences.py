@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xla_core.extension_api.operators import schema_of
@@ -82,6 +82,17 @@ def common_length(old: Sequence[Entry], new: Sequence[Entry]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def shared_with(last: Entry, positions: Mapping[Entry, int]) -> int:
+    """How many entries the step that ends with ``last`` shares with another, whose entries have these positions."""
+    entry: Entry | None = last
+    while entry is not None:
+        position = positions.get(entry)
+        if position is not None:
+            return position + 1
+        entry = entry.parent
+    return 0
 
 
 def compare(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
