@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
 from xla_core.extension_api.plugins import new_manager, start_client
+from xla_core.pjrt import cpu_runtime
 from xla_core.testing.jax_state import to_host
 from xla_core.testing.programs import make_program, spec
 from xla_pjrt_cpu import CpuClient, create_client, fusions
@@ -87,10 +89,22 @@ def test_compiler_options_reach_the_compiler(client, monkeypatch):
         client.compile(make_program(client, norm, [f32(4)], options={"xla_no_such_option": True}))
 
 
+def test_a_portable_artifact_is_compiled(client):
+    """Its module is of another dialect than those that jax lowers to."""
+    exported = jax.export.export(jax.jit(lambda a: jnp.tanh(a) * 2), platforms=["cpu"])
+    artifact = exported(jax.ShapeDtypeStruct((4,), F32)).mlir_module_serialized
+    assert cpu_runtime.parsed(artifact) is None
+    program = make_program(client, jnp.negative, [f32(4)])
+    executable = client.compile(dataclasses.replace(program, stablehlo=artifact))
+    argument = np.arange(4, dtype=F32)
+    (result,) = executable.execute([client.put(argument, HERE)])
+    np.testing.assert_allclose(client.get(result), np.tanh(argument) * 2, rtol=1e-6)
+
+
 def test_an_option_that_xla_does_not_know_is_left_out_alone(monkeypatch):
     client = CpuClient()
     chosen = {"xla_no_such_option": 1, "xla_backend_optimization_level": 0, "xla_nor_this": True}
-    monkeypatch.setattr(client_module, "options_by_effort", lambda program, flags: dict(chosen))
+    monkeypatch.setattr(client_module, "options_by_effort", lambda *of: dict(chosen))
     program = make_program(client, lambda a: a * 2, [f32(4)])
     for _ in range(2):
         stored = client.compile(program).serialize()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
+from xla_core.pjrt.cpu_runtime import parsed
 from xla_core.testing.programs import make_program
 from xla_pjrt_cpu import create_client, effort
 
@@ -33,6 +34,14 @@ def nobody_decides(monkeypatch):
 
 def f32(*shape):
     return ArraySpec(shape, F32)
+
+
+def effort_of(program):
+    return effort.effort_for(program, parsed(program.stablehlo))
+
+
+def options_of(program, xla_flags=""):
+    return effort.options_by_effort(program, parsed(program.stablehlo), xla_flags)
 
 
 def add_ten_times(a):
@@ -59,33 +68,48 @@ def until_large(a):
     ],
 )
 def test_effort_goes_by_what_a_program_computes(client, function, shape, expected):
-    assert effort.effort_for(make_program(client, function, [f32(*shape)])) == expected
+    assert effort_of(make_program(client, function, [f32(*shape)])) == expected
 
 
 def test_a_stage_counts_as_all_of_its_step(client):
     program = make_program(client, lambda a: a * 2 + 1.5, [f32(64, 64)])
-    assert effort.effort_for(dataclasses.replace(program, runs=8)) == "medium"
-    assert effort.effort_for(dataclasses.replace(program, runs=1000)) == "full"
+    assert effort_of(dataclasses.replace(program, runs=8)) == "medium"
+    assert effort_of(dataclasses.replace(program, runs=1000)) == "full"
 
 
 def test_what_is_not_readable_is_optimized(client):
     program = make_program(client, jnp.negative, [f32(4)])
-    assert effort.effort_for(dataclasses.replace(program, stablehlo=b"ML\xefR junk")) == "full"
-    assert effort.effort_for(dataclasses.replace(program, stablehlo=b"HloModule")) == "full"
+    assert effort_of(dataclasses.replace(program, stablehlo=b"ML\xefR junk")) == "full"
+    assert effort_of(dataclasses.replace(program, stablehlo=b"HloModule")) == "full"
+
+
+def test_compiling_leaves_the_module_that_it_is_handed(client):
+    """A program whose options one jaxlib refuses is compiled again, from the same module."""
+    program = make_program(client, lambda a: jnp.tanh(a) @ a, [f32(4, 4)])
+    module = parsed(program.stablehlo)
+    before = str(module)
+    results = []
+    for _ in range(2):
+        executable = client.compile_module(program, module)
+        argument = client.put(np.eye(4, dtype=np.float32), executable.program.placement)
+        results += executable.execute([argument])
+    assert str(module) == before
+    for result in results:
+        np.testing.assert_allclose(client.get(result), np.tanh(np.eye(4)), rtol=1e-6)
 
 
 def test_the_users_options_hold(client, monkeypatch):
     program = make_program(client, lambda a: a * 2, [f32(4)])
-    assert effort.options_by_effort(program, "") == effort.OPTIONS["fast"]
+    assert options_of(program) == effort.OPTIONS["fast"]
     flags = "--xla_backend_optimization_level=2"
-    assert "xla_backend_optimization_level" not in effort.options_by_effort(program, flags)
+    assert "xla_backend_optimization_level" not in options_of(program, flags)
     chosen = {"xla_backend_optimization_level": 3}
     compiled = client.compile(dataclasses.replace(program, options=chosen))
     # what it was compiled with is stored with it
     assert b'"xla_backend_optimization_level": 3' in compiled.serialize()
     assert b'"xla_backend_optimization_level": 0' in client.compile(program).serialize()
     monkeypatch.setenv("XLA_COMPILE_EFFORT", "full")
-    assert effort.options_by_effort(program, "") == {}
+    assert options_of(program) == {}
     monkeypatch.setenv("XLA_COMPILE_EFFORT", "most")
     with pytest.raises(ValueError, match=r"XLA_COMPILE_EFFORT='most'.*auto, fast, medium, full"):
         client.compile(program)
@@ -127,7 +151,7 @@ from xla_pjrt_cpu import effort
 
 met = []
 inner = effort.effort_for
-effort.effort_for = lambda program: met.append(inner(program)) or met[-1]
+effort.effort_for = lambda *of: met.append(inner(*of)) or met[-1]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 8)).to("xla")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

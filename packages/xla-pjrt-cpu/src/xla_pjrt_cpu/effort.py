@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from xla_core.contract.device_protocol import Program
-from xla_core.pjrt.cpu_runtime import Options, Weights, estimate
+from xla_core.pjrt.cpu_runtime import Module, Options, Weights, estimate
 from xla_core.support import flags
 
 _LEVEL: Final = "xla_backend_optimization_level"
@@ -52,21 +52,26 @@ RULE: Final = f"{OPTIONS} {WEIGHTS} {FAST_MOST} {FAST_BASE} {FAST_EACH} {MEDIUM_
 """Part of the persistent cache's key; the number at its end is raised when the estimate changes."""
 
 
-def effort_for(program: Program) -> str:
-    """``fast``, ``medium`` or ``full``; ``XLA_COMPILE_EFFORT`` decides before the program does."""
+def effort_for(program: Program, module: Module | None) -> str:
+    """``fast``, ``medium`` or ``full``; ``XLA_COMPILE_EFFORT`` decides before the program does.
+
+    ``module`` is the program's, None where it is not readable.
+    """
     chosen = flags.COMPILE_EFFORT.get()
     if chosen != "auto":
         return chosen
-    work = estimate(program.stablehlo, WEIGHTS, MEDIUM_MOST / program.runs)
+    work = estimate(module, WEIGHTS, MEDIUM_MOST / program.runs)
     if work is None:
         return "full"
     cost, operations = work.cost * program.runs, work.operations * program.runs
     return "fast" if cost <= min(FAST_MOST, FAST_BASE + FAST_EACH * operations) else "medium"
 
 
-def options_by_effort(program: Program, xla_flags: str) -> dict[str, str | int | float | bool]:
+def options_by_effort(
+    program: Program, module: Module | None, xla_flags: str
+) -> dict[str, str | int | float | bool]:
     """Compiler options for a program, without those that ``XLA_FLAGS`` has already."""
-    options = OPTIONS[effort_for(program)]
+    options = OPTIONS[effort_for(program, module)]
     return {name: value for name, value in options.items() if name not in xla_flags}
 
 

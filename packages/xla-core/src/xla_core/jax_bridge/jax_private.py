@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import jax
+import numpy as np
 
 # jax 0.10.2: the flag of the tracing context that says how much of a traceback each op records.
 from jax._src import config as _jax_config
@@ -22,11 +23,17 @@ from jax._src import core as _jax_core
 # jax 0.10.2: ShardingContext tells the lowering over how many partitions a program is laid out.
 from jax._src import sharding_impls as _sharding_impls
 
+# jax 0.10.2: FlatTree holds the arguments of a function that is traced
+from jax._src import tree_util as _tree_util
+
 # jax 0.10.2: read only by backends_started().
 from jax._src import xla_bridge as _xla_bridge
 
 # jax 0.10.2: the step from jaxpr to an MLIR module; the public way starts a backend on the way.
 from jax._src.interpreters import mlir as _mlir
+
+# jax 0.10.2: the step from a function to its jaxpr
+from jax._src.interpreters import partial_eval as _partial_eval
 
 # jaxlib 0.10.2: the extension module with clients, executables and arrays.
 from jaxlib import _jax as _jaxlib
@@ -136,9 +143,8 @@ def lower_to_module(
     kept_prefix: str | None = None,
 ) -> ir.Module:
     """``lower`` up to the MLIR module, for callers that edit it first."""
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     with jax.enable_x64(True), location_detail(debug_locations):
-        jaxpr = jax.make_jaxpr(function)(*structs)
+        jaxpr = _traced(function, avals)
         module = jaxpr_to_module(jaxpr, platform, name, num_partitions)
     if kept_prefix is not None:
         module_attributes.keep_functions(module, lambda name: name.startswith(kept_prefix))
@@ -155,6 +161,19 @@ def lower_to_module(
     if platform == "cpu" and num_partitions * num_replicas > 1:
         partitioner_repairs.lay_out_transforms(module)
     return module
+
+
+def _traced(function: Callable[..., object], avals: Sequence[HasShape]) -> Any:
+    """The jaxpr of ``function``."""
+    if SINCE_0_11 or any(type(n) is not int for a in avals for n in a.shape):
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        return jax.make_jaxpr(function)(*structs)
+    # jax 0.10.2: what make_jaxpr does after it has looked for shardings, donations and names, for 0.2 ms
+    given = tuple(_jax_core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in avals)
+    arguments = _tree_util.FlatTree.flatten((given, {}))
+    nameless = _jax_core.DebugInfo("jit", "step", None, None)  # for error messages
+    jaxpr, _ = _partial_eval.trace_to_jaxpr(lambda *arrays: function(*arrays), arguments, nameless)
+    return jaxpr
 
 
 def module_to_bytecode(module: ir.Module, *, debug_locations: bool = False) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 # jax 0.10.2: a context in which all dialects that XLA accepts are loaded; what lowers a jaxpr into one
 from jax._src.interpreters import mlir as _mlir
@@ -16,12 +16,18 @@ from jax._src.interpreters import mlir as _mlir
 # jaxlib 0.10.2: MLIR bindings
 from jaxlib.mlir import ir
 
+from xla_core.jax_bridge import direct_lowering
+
+Module: TypeAlias = ir.Module
+
 # jax 0.12 hands the same context out again, up to ten times; this is what makes one, as make_ir_context does before
 _make_context: Final = getattr(_mlir, "_create_ir_context", None) or _mlir.make_ir_context
 
 MOST_USES: Final = 256
 MOST_BYTES: Final = 16 << 20
 """Bytecode of the modules that were read or made in a context: about what its constants take."""
+
+_BYTECODE: Final = b"ML\xefR"
 
 
 class _Kept(threading.local):
@@ -44,6 +50,28 @@ def context(nbytes: int = 0) -> Any:
     _kept.uses += 1
     _kept.nbytes += nbytes
     return _kept.context
+
+
+def parsed(stablehlo: bytes) -> ir.Module | None:
+    """The StableHLO module of MLIR bytecode, in this thread's context.
+
+    None for what is not readable, and for portable artifacts: their module is VHLO, which jaxlib converts
+    only where it reads the bytecode itself.
+    """
+    if not stablehlo.startswith(_BYTECODE):
+        return None
+    with context(len(stablehlo)):
+        try:
+            module = ir.Module.parse(stablehlo)
+        except (ir.MLIRError, ValueError):
+            return None
+        return module if any(map(_is_main, module.body.operations)) else None
+
+
+def _is_main(operation: Any) -> bool:
+    if operation.operation.name != "func.func":
+        return False
+    return ir.StringAttr(operation.attributes["sym_name"]).value == "main"
 
 
 def count(nbytes: int) -> None:
@@ -75,10 +103,13 @@ def lower_jaxpr(
         attributes = module.operation.attributes
         attributes["sym_name"] = ir.StringAttr.get(_mlir.sanitize_name(name).rstrip("_"))
         attributes["mhlo.num_replicas"] = attributes["mhlo.num_partitions"] = _mlir.i32_attr(1)
-        _mlir.lower_jaxpr_to_fun(
-            lowering, name, jaxpr, [],
-            num_const_args=0, main_function=True, in_avals=list(jaxpr.in_avals), **results,
-        )  # fmt: skip
+        if direct_lowering.takes(lowering, jaxpr):
+            direct_lowering.lower_main(lowering, jaxpr, name)
+        else:
+            _mlir.lower_jaxpr_to_fun(
+                lowering, name, jaxpr, [],
+                num_const_args=0, main_function=True, in_avals=list(jaxpr.in_avals), **results,
+            )  # fmt: skip
         try:
             valid = module.operation.verify()
         except ir.MLIRError as error:

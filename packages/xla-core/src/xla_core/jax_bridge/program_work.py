@@ -12,10 +12,6 @@ from jaxlib.mlir import ir
 # jaxlib 0.10.2: attributes of StableHLO operations
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
-from xla_core.jax_bridge import mlir_contexts
-
-_BYTECODE: Final = b"ML\xefR"
-
 
 class Weights(NamedTuple):
     """What the parts of a program cost on a device, in units of its own."""
@@ -39,18 +35,18 @@ class Work(NamedTuple):
     operations: int
 
 
-def estimate(stablehlo: bytes, weights: Weights, most: float) -> Work | None:
-    """The work of a program in MLIR bytecode; None if it costs more than ``most``, or is not known.
+def estimate(module: ir.Module | None, weights: Weights, most: float) -> Work | None:
+    """The work of a program; None if it costs more than ``most``, or is not known, as that of no module.
 
     What is inside a loop counts with each iteration, what is inside a function with each call. Nobody
-    knows where a loop runs until some value decides, where a dimension has no size, and of what is not
-    readable. This takes 5 microseconds for each operation, up to where the cost is more than ``most``.
+    knows where a loop runs until some value decides, and where a dimension has no size. This takes 5
+    microseconds for each operation, up to where the cost is more than ``most``.
     """
-    if not stablehlo.startswith(_BYTECODE):
+    if module is None:
         return None
-    with mlir_contexts.context(len(stablehlo)):
+    with module.context:
         try:
-            return _Count(ir.Module.parse(stablehlo), weights, most).work()
+            return _Count(module, weights, most).work()
         except (ir.MLIRError, ValueError, KeyError):
             return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -24,7 +24,7 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
 class Lifted:
-    """The step's lifted numbers: vectors of floats and of ints, and the positions of numbers in them.
+    """The step's lifted numbers: vectors of floats and of ints, or lists, and the positions of numbers in them.
 
     ``positions`` maps a recorded ``(is_float, position)`` to a jax integer, for numbers whose position differs from
     call to call. Each number is read once per scope.
@@ -32,8 +32,8 @@ class Lifted:
 
     def __init__(
         self,
-        floats: jax.Array,
-        ints: jax.Array,
+        floats: jax.Array | Sequence[jax.Array],
+        ints: jax.Array | Sequence[jax.Array],
         positions: Mapping[tuple[bool, int], jax.Array] | None = None,
     ) -> None:
         self.vectors = (ints, floats)
@@ -55,7 +55,12 @@ class Lifted:
         vector = self.vectors[slot[0]]
         where = self.positions.get(slot)
         if where is None:
-            return vector[slot[1]]
+            if not isinstance(vector, jax.Array):
+                return vector[slot[1]]
+            # the same of an array would look at many kinds of indices first
+            if vector.shape[0] > 1:
+                vector = jax.lax.slice(vector, (slot[1],), (slot[1] + 1,))
+            return jax.lax.squeeze(vector, (0,))
         return jax.lax.dynamic_slice(vector, (where,), (1,)).reshape(())
 
 

@@ -20,7 +20,7 @@ from xla_core.lowering.repeats.items import Node
 from xla_core.operators.foreach import is_per_element
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry, Input, Operation
+from xla_core.recording.entry import Entry, Input, Operation, operations_of
 from xla_core.recording.step_key import Lift, Ref, lifted, references
 
 # Operators that only move values, although PyTorch does not call them views.
@@ -112,6 +112,13 @@ class Graph:
     lazy: dict[int, Operation]
     early: dict[int, Operation]
     wanted: list[int]
+
+
+def most_weight(entries: Iterable[Entry]) -> float:
+    """What the nodes of the graph of ``entries`` weigh at most: an operator on lists has one for each result."""
+    return sum(
+        _WEIGHTS.get(o.plan.name, 1.0) * max(1, o.end - o.first) for o in operations_of(entries)
+    )
 
 
 def build_graph(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph
+from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph, most_weight
 from xla_core.lowering.repeats.items import CostModel, Plan
 from xla_core.lowering.repeats.search import find_repeats
 from xla_core.recording.entry import Entry, Input, inputs_of, operations_of
@@ -64,6 +64,9 @@ def repeats_of(
     ``entries`` are those that ``outputs``, the numbers of the wanted values, depend on. ``model`` says how much a
     function must save. Operators named in ``never_inside`` are never part of a function.
     """
+    # what repeats saves less than all nodes cost
+    if most_weight(entries) < model.min_saving:
+        return None
     graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)
     return (graph, plan) if plan.functions else None

@@ -15,6 +15,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from xla_core.operators.lowering_registry import Promotion, Rule, RuleContext
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import HALF_COMPLEX, numpy_dtype
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
@@ -48,21 +49,40 @@ class LoweringError(RuntimeError):
     only_here: bool = False
 
 
+_Kind = tuple[torch.dtype, bool] | type[bool] | type[int] | type[float] | type[complex]
+"""What promotion looks at: of a tensor its dtype and whether it has dimensions, of a number its type."""
+
+
 def _promoted_dtypes(
     promotion: Promotion, metas: tuple[object, ...]
 ) -> tuple[torch.dtype, torch.dtype]:
     """The dtype in which an operator computes, and the one that its operands have in common."""
-    # only whether there are dimensions counts; their sizes may be symbols
-    operands = [
-        torch.empty((1,) * len(m.shape), dtype=m.dtype, device="meta")
-        if isinstance(m, TensorMeta)
-        else m
+    operands = tuple(
+        (m.dtype, bool(m.shape)) if isinstance(m, TensorMeta) else _number_type(m)
         for m in metas
         if isinstance(m, (TensorMeta, bool, int, float, complex))
+    )
+    return _promoted_kinds(promotion, operands, torch.get_default_dtype())
+
+
+def _number_type(number: bool | int | float | complex) -> _Kind:
+    return next(kind for kind in (bool, int, float, complex) if isinstance(number, kind))
+
+
+@caches.memoized("promotions of operands")
+def _promoted_kinds(
+    promotion: Promotion, operands: tuple[_Kind, ...], default: torch.dtype
+) -> tuple[torch.dtype, torch.dtype]:
+    del default  # torch's function reads it, so that it is one of what is remembered by
+    examples = [
+        kind(1)
+        if isinstance(kind, type)
+        else torch.empty((1,) * kind[1], dtype=kind[0], device="meta")
+        for kind in operands
     ]
     kinds = ELEMENTWISE_TYPE_PROMOTION_KIND
-    compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kinds[promotion.value])
-    _, common = elementwise_dtypes(*operands, type_promotion_kind=kinds.DEFAULT)
+    compute, _ = elementwise_dtypes(*examples, type_promotion_kind=kinds[promotion.value])
+    _, common = elementwise_dtypes(*examples, type_promotion_kind=kinds.DEFAULT)
     return compute, common
 
 
@@ -73,7 +93,8 @@ def _promoted(rule: Rule, args: Operands, metas: tuple[object, ...]) -> Iterator
         if not isinstance(meta, (TensorMeta, bool, int, float, complex)):
             yield value
             continue
-        value = jnp.asarray(value)
+        if not isinstance(value, Array):
+            value = jnp.asarray(value)
         # Beside halves, PyTorch rounds tensors of whole numbers to a half, and computes in float32 then.
         if (
             common in _HALVES
@@ -82,7 +103,10 @@ def _promoted(rule: Rule, args: Operands, metas: tuple[object, ...]) -> Iterator
             and not (position == 1 and not meta.shape and rule.overload in _NUMBERS_AS_THEY_ARE)
         ):
             value = value.astype(numpy_dtype(common))
-        yield value.astype(numpy_dtype(compute))
+        wanted = numpy_dtype(compute)
+        # numbers of Python's have a dtype that gives way to another
+        fits = value.dtype == wanted and not value.weak_type
+        yield value if fits else value.astype(wanted)
 
 
 def run_rule(
@@ -121,7 +145,8 @@ def run_rule(
 
 def conform(result: Operand, meta: TensorMeta, culprit: Operand) -> Array:
     """``result`` in the dtype of ``meta``. Raises LoweringError when its shape is another."""
-    result = jnp.asarray(result)
+    if not isinstance(result, Array):
+        result = jnp.asarray(result)
     if result.shape != meta.shape:
         raise LoweringError(
             f"{culprit}: the lowering gave shape {result.shape}, PyTorch promises {meta}"

@@ -259,11 +259,15 @@ class PjrtClient:
 
         Where a library does not know the program's version of StableHLO, that names both versions.
         """
+        return self.compile_module(program, program.stablehlo)
+
+    def compile_module(self, program: Program, module: object) -> Executable:
+        """``compile``, for a plugin that has read the program; ``module`` is its bytecode, or that parsed."""
         devices = self._devices_of(program.placement)
         options = compile_options(program, shardy=uses_shardy(program))
         try:
             loaded = self._client.compile_and_load(
-                program.stablehlo, jaxlib_runtime.DeviceList(tuple(devices)), options
+                module, jaxlib_runtime.DeviceList(tuple(devices)), options
             )
         except RuntimeError as error:
             misfit = pjrt_c_api.stablehlo_misfit(self._client, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
@@ -32,32 +33,51 @@ DEFAULT = Promotion.DEFAULT
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
 
+def _either(
+    direct: Callable[[Array, Array], Array], general: Callable[[Array, Array], Array]
+) -> Callable[[Array, Array], Array]:
+    """``general``, and where that only calls ``direct``, that: jax takes half the time to trace it."""
+
+    def of_two(left: Array, right: Array) -> Array:
+        alike = left.shape == right.shape or not left.shape or not right.shape
+        if alike and left.dtype == right.dtype != np.bool_:
+            return direct(left, right)
+        return general(left, right)
+
+    return of_two
+
+
+_plus = _either(lax.add, operator.add)
+_minus = _either(lax.sub, operator.sub)
+_times = _either(lax.mul, operator.mul)
+
+
 def _scaled(value: Array, factor: Scalar) -> Array:
-    return value if is_one(factor) else value * scalar(factor, value.dtype)
+    return value if is_one(factor) else _times(value, scalar(factor, value.dtype))
 
 
 @rule(*present("add.Tensor", "add.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
 def add(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self + alpha * other``; for bool it is a logical or."""
-    return self + _scaled(other, alpha)
+    return _plus(self, _scaled(other, alpha))
 
 
 @rule(*present("sub.Tensor", "sub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
 def sub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self - alpha * other``."""
-    return self - _scaled(other, alpha)
+    return _minus(self, _scaled(other, alpha))
 
 
 @rule(*present("rsub.Tensor", "rsub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
 def rsub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``other - alpha * self``."""
-    return other - _scaled(self, alpha)
+    return _minus(other, _scaled(self, alpha))
 
 
 @rule(*present("mul.Tensor", "mul.Scalar"), promotion=DEFAULT, lift=("other",))
 def mul(self: Array, other: Array) -> Array:
     """``self * other``; for bool it is a logical and."""
-    return self * other
+    return _times(self, other)
 
 
 @rule(*present("div.Tensor", "div.Scalar"), promotion=INT_TO_FLOAT, lift=("other",))
