@@ -139,3 +139,18 @@ def test_dropout_in_training_never_compiles_again(compile_count, fallbacks):
     assert len({x.item() for x in losses}) == 12
     assert compile_count() == compiled
     assert fallbacks() == {}
+
+
+def test_binomial_and_dirichlet_samples_are_drawn_on_the_device(fallbacks):
+    counts = torch.tensor([0.0, 5, 10, 1000], device="xla").repeat(2000, 1)
+    chances = torch.tensor([0.5, 0.0, 1.0, 0.3], device="xla")
+    drawn = torch.binomial(counts, chances.expand_as(counts)).cpu()
+    assert (drawn[:, :3] == torch.tensor([0.0, 0, 10])).all()
+    assert abs(drawn[:, 3].mean().item() - 300) < 5 * (210 / 2000) ** 0.5
+    concentration = torch.tensor([1.0, 3.0], device="xla")
+    shares = torch.distributions.Dirichlet(concentration.expand(2000, 2)).sample().cpu()
+    torch.testing.assert_close(shares.sum(1), torch.ones(2000))
+    assert abs(shares[:, 0].mean().item() - 0.25) < 5 * (0.0375 / 2000) ** 0.5
+    assert not fallbacks()
+    with pytest.raises(RuntimeError, match="Found dtype"):
+        torch.binomial(counts, counts.double())

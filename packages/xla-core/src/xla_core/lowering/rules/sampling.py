@@ -7,6 +7,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.activations import leaky_relu
@@ -286,7 +287,13 @@ def poisson(context: RuleContext, self: Array) -> Array:
     return jax.random.poisson(context.key, opmath(self), self.shape, np.int32)
 
 
-@rule(*present("binomial"), random=True)
+def _binomial_meta(count: torch.Tensor, prob: torch.Tensor, *_: object) -> torch.Tensor:
+    if count.dtype != prob.dtype or not count.is_floating_point():
+        raise NotImplementedError  # the CPU says it in its words
+    return count.new_empty(torch.broadcast_shapes(count.shape, prob.shape))
+
+
+@rule(*present("binomial"), random=True, meta=_binomial_meta)
 def binomial(context: RuleContext, count: Array, prob: Array) -> Array:
     """How many of ``count`` trials of probability ``prob`` succeed."""
     return jax.random.binomial(context.key, opmath(count), opmath(prob), output_shape(context))
@@ -304,7 +311,13 @@ def standard_gamma_grad(self: Array, output: Array) -> Array:
     return lax.random_gamma_grad(opmath(self), opmath(output))
 
 
-@rule(*present("_sample_dirichlet"), random=True)
+def _dirichlet_meta(concentration: torch.Tensor, *_: object) -> torch.Tensor:
+    if not concentration.is_floating_point() or not concentration.dim():
+        raise NotImplementedError  # the CPU says it in its words
+    return torch.empty_like(concentration)
+
+
+@rule(*present("_sample_dirichlet"), random=True, meta=_dirichlet_meta)
 def sample_dirichlet(context: RuleContext, self: Array) -> Array:
     """Dirichlet-distributed vectors along the last dimension."""
     return jax.random.dirichlet(context.key, opmath(self))
