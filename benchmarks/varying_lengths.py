@@ -5,9 +5,10 @@
 search. Each variant runs in a new process: as it is if nothing is set (``default``), with ``XLA_VARYING_SHAPES=1``
 (``asked``), with a program for each length (``exact``), with lengths padded to buckets by hand (``buckets``), and,
 where ``TORCH_XLA_PYTHON`` names an interpreter that has it, on the official torch_xla. ``--steps`` and ``--tokens``
-make it shorter; variants that compile a program for each length take ``--slow-steps`` batches only, and the others
-are given after so many, too. The table has the programs that were compiled, those after the first three lengths,
-wall and processor time of the loop, and whether losses or tokens are those of PyTorch's CPU.
+make it shorter; variants that compile a program for each length take ``--slow-steps`` batches only, or as many as
+they can in ``--slow-minutes``, and the others are given after so many, too. The table has the programs that were
+compiled, those after the first three lengths, wall and processor time of the loop, and whether losses or tokens are
+those of PyTorch's CPU.
 
 ``--bound`` measures instead what a program for all lengths costs at its longest, beside the program for that length
 alone: two processes, which take turns. ``--fixed`` measures so what the feature costs where nothing varies: steps
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -151,8 +153,8 @@ def trainer(kind: str, device: str) -> Callable[[dict[str, torch.Tensor]], torch
     return step
 
 
-def train(kind: str, device: str, steps: int, buckets: bool) -> dict[str, Any]:
-    """Losses of a training loop, and how many programs there were after each step."""
+def train(kind: str, device: str, steps: int, buckets: bool, most: float) -> dict[str, Any]:
+    """Losses of a training loop of ``most`` seconds, and how many programs there were after each step."""
     step = trainer(kind, device)
     losses, programs, times = [], [], []
     began, cpu = time.perf_counter(), time.process_time()
@@ -160,6 +162,8 @@ def train(kind: str, device: str, steps: int, buckets: bool) -> dict[str, Any]:
         losses.append(step(in_bucket(batch) if buckets else batch))
         programs.append(compiled(device))
         times.append((time.perf_counter() - began, time.process_time() - cpu))
+        if times[-1][0] > most:
+            break
     return {"result": [loss.item() for loss in losses], "programs": programs, "times": times}
 
 
@@ -220,13 +224,13 @@ def compiled(device: str) -> int:
     return int(met.counter_value("UncachedCompile") or 0)
 
 
-def measure(workload: str, variant: str, count: int) -> dict[str, Any]:
-    """The figures of this process, which has run nothing before."""
+def measure(workload: str, variant: str, count: int, most: float) -> dict[str, Any]:
+    """The figures of this process, which has run nothing before; training ends after ``most`` seconds."""
     device = "cpu" if variant == "cpu" else "xla"
     synced(device)
     began, cpu = time.perf_counter(), time.process_time()
     if workload in TRAINED:
-        figures = train(workload, device, count, variant == "buckets")
+        figures = train(workload, device, count, variant == "buckets", most)
     else:
         figures = generate(workload, device, count)
     figures["seconds"], figures["cpu"] = time.perf_counter() - began, time.process_time() - cpu
@@ -250,11 +254,11 @@ def command(kind: str, workload: str, variant: str, count: int) -> dict[str, Any
     }
 
 
-def child(workload: str, variant: str, count: int) -> dict[str, Any]:
-    """The figures of a new process."""
-    process = subprocess.run(
-        **command("child", workload, variant, count), capture_output=True, check=False
-    )
+def child(workload: str, variant: str, count: int, most: float = math.inf) -> dict[str, Any]:
+    """The figures of a new process, which trains for ``most`` seconds at most (default: however long it takes)."""
+    started = command("child", workload, variant, count)
+    started["args"] += ["--most-seconds", str(most)]
+    process = subprocess.run(**started, capture_output=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{workload} {variant}: {process.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
@@ -280,17 +284,20 @@ def compare(workloads: list[str], variants: list[str], args: argparse.Namespace)
     for workload in workloads:
         count = args.steps if workload in TRAINED else args.tokens
         wanted = child(workload, "cpu", count)
-        for variant in variants:
+        stops: list[int] = []  # after how many batches slow variants did
+        for variant in sorted(variants, key=lambda one: one not in SLOW):
             if variant in ("buckets", "torch_xla") and workload not in TRAINED:
                 continue
             slow = variant in SLOW and workload in TRAINED
             taken = min(count, args.slow_steps) if slow else count
-            figures = child(workload, variant, taken)
+            most = 60 * args.slow_minutes if slow else math.inf
+            figures = child(workload, variant, taken, most)
             equal = same(figures["result"], wanted["result"])
             programs, times = figures["programs"], figures.pop("times", [])
-            ends = [(taken, figures["seconds"], figures["cpu"])]
-            if workload in TRAINED and args.slow_steps < taken:
-                ends.insert(0, (args.slow_steps, *times[args.slow_steps - 1]))
+            taken = len(times) or taken
+            stops += [taken] if slow else []
+            ends = [(stop, *times[stop - 1]) for stop in sorted(set(stops)) if stop < taken]
+            ends.append((taken, figures["seconds"], figures["cpu"]))
             figures["after"] = []
             for end, seconds, cpu in ends:
                 count_then = programs[end - 1] if workload in TRAINED else programs[-1]
@@ -363,6 +370,7 @@ def main() -> int:
     parser.add_argument("--variant", action="append", choices=[v for v in VARIANTS if v != "cpu"])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--slow-steps", type=int, default=60)
+    parser.add_argument("--slow-minutes", type=float, default=math.inf)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--bound", action="store_true", help="paired step times at the bound")
     parser.add_argument("--fixed", action="store_true", help="paired step times of one length")
@@ -371,12 +379,13 @@ def main() -> int:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--most-seconds", type=float, default=math.inf, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child or args.turns:
         answer = private_stdout()
         workload, variant = args.child or args.turns
         if args.child:
-            answer(measure(workload, variant, args.count))
+            answer(measure(workload, variant, args.count, args.most_seconds))
         else:
             take_turns(workload, variant, args.count, answer)
         return 0

@@ -39,7 +39,8 @@ class Net(nn.Module):
         x = F.dropout(self.words(words), 0.1)
         mask = (present > 0)[:, None, None]
         x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)[:, 0]
-        x = self.gru(self.conv(x.transpose(1, 2)).transpose(1, 2))[0]
+        x = F.interpolate(self.conv(x.transpose(1, 2)), size=words.shape[1], mode="linear")
+        x = self.gru(x.transpose(1, 2))[0]
         return self.head(x.mean(1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -124,6 +126,32 @@ def test_a_fit_of_a_batch_and_parts_of_a_length():
     fitted = fit([numbers_of(*step) for step in steps], [0, 2, 4, 5])
     assert fitted is not None
     assert fitted.lengths_of(numbers_of(39, 2)) == (2, 39)
+
+
+def pyramid_of(height, width, boxes):
+    """Numbers of a step of a detector whose levels have strides of 2, 4 and 8, and 9 anchors for each place."""
+    levels = [(-(-height // stride), -(-width // stride)) for stride in (2, 4, 8)]
+    places = [h * w for h, w in levels]
+    total = sum(places)
+    numbers = [*itertools.chain(*levels), *places, *(9 * n for n in places), total, 9 * total]
+    ends = [places[0], places[0] + places[1], total - 1]
+    return np.array([height, width, *numbers, boxes, total * boxes, *ends])
+
+
+def test_a_fit_of_a_pyramid_and_boxes():
+    steps = [(53, 80, 3), (97, 64, 5), (71, 91, 2), (60, 103, 7), (85, 58, 4)]
+    samples = [pyramid_of(*step) for step in steps]
+    sizes = range(17)
+    # without boxes four steps are enough
+    fitted = fit([sample[:16] for sample in samples[:4]], sizes[:16])
+    assert fitted is not None
+    assert fitted.lengths_of(pyramid_of(121, 47, 6)[:16]) == (121, 47)
+    fitted = fit(samples, sizes)
+    assert fitted is not None
+    assert fitted.lengths_of(pyramid_of(121, 47, 6)) == (121, 47, 6)
+    wrong = pyramid_of(121, 47, 6)
+    wrong[14] += 1
+    assert fitted.lengths_of(wrong) is None
 
 
 def test_three_steps_do_not_tell_a_part_from_another_length():

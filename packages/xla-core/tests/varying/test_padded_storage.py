@@ -107,6 +107,23 @@ def test_other_programs_get_it_cut_once(padded, host_copies):
     torch.testing.assert_close(x.cpu(), wanted)
 
 
+def test_what_is_of_one_size_in_another_program_is_cut_for_it(padded, counted):
+    x, wanted = padded
+    before = counted(families.SERVED)
+    for length in (5, 9, 12, 6):
+        taken = wanted.log().to("xla").exp()
+        torch_xla.sync()
+        assert type(taken._s.buffer) is type(x._s.buffer) is PaddedBuffer
+        y = rows(length).to("xla")
+        z = y.cumsum(0).sum(0) + x.sum(0)
+        taken.mul_(y.sum(0))  # whose memory the program takes
+        torch_xla.sync()
+        torch.testing.assert_close(z.cpu(), rows(length).cumsum(0).sum(0) + wanted.sum(0))
+        torch.testing.assert_close(taken.cpu(), wanted * rows(length).sum(0))
+    assert counted(families.SERVED) - before >= 2
+    torch.testing.assert_close(x.cpu(), wanted)
+
+
 def test_who_donates_the_cut_value_leaves_none_behind(padded):
     x, wanted = padded
     keep = x.clone()

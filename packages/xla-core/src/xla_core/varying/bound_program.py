@@ -34,6 +34,7 @@ from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
 from xla_core.varying.padded_buffer import (
     PADDED_ON_HOST,
     PaddedBuffer,
+    exact_arguments,
     whole_buffer,
     with_padding,
 )
@@ -416,11 +417,13 @@ class VaryingExecutable:
         if self._numbers is None:
             self._numbers = self._client.put(np.array(self._lengths, np.int32), self._placement)
         shapes = self._bound.inputs
+        # sizes that do not vary among these steps may vary among those of another program
+        exact = exact_arguments(arguments, [slot for slot, _ in self._bound.aliases], shapes)
         varying = [
             a if shape is None else self._padded(a, shape)
-            for a, shape in zip(arguments, shapes, strict=False)
+            for a, shape in zip(exact, shapes, strict=False)
         ]
-        given = [*varying, *arguments[len(shapes) :], self._numbers]
+        given = [*varying, *exact[len(shapes) :], self._numbers]
         if not any(shape is not None for shape in self._shapes):
             return execution(self._bound.executable, given, results)
         raw: list[Any] = []

@@ -2,16 +2,16 @@
 
 A number is constant, or ``a + b * L + c * L * L`` with whole factors for a length ``L``, or made of ``L``, ``M``
 and products of them for two lengths, which are sizes of the step's values, or of three (the height and width of
-images, and how many boxes there are). Strides make sizes that are
-``floor((L + k) / d)``, which count as lengths then. What the numbers of further steps must be is predicted from
-that: a fit that is wrong predicts none of them.
+images, and how many boxes there are). Strides make sizes that are ``floor((L + k) / d)``, which count as lengths
+then; sums of products of those are numbers, too. What the numbers of further steps must be is predicted from that:
+a fit that is wrong predicts none of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -109,8 +109,8 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int], most: int = 3)
     """A fit of ``samples``, the numbers of several steps; None where none is found.
 
     ``candidates`` are the positions of numbers that can be lengths. One length is tried first, then two, for
-    which three samples are needed, then sizes behind strides, for which four are, and at last three lengths
-    without strides, for which five are. A fit has at most ``most`` lengths (default: 3).
+    which three samples are needed, then sizes behind strides, for which four are, and at last three lengths, for
+    which five are. A fit has at most ``most`` lengths (default: 3).
     """
     table = np.stack(samples).astype(np.int64)
     varying = np.flatnonzero((table != table[0]).any(axis=0))
@@ -136,10 +136,34 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int], most: int = 3)
             if explained is not None:
                 return _fitted(table[0], chosen, varying, inverse, explained, ())
         for chosen in itertools.combinations(by_place, count) if enough and count < 3 else ():
-            along = strided_sizes.explained(list(columns), [table[:, p] for p in chosen], sizes)
-            if along is not None:
-                return _fitted(table[0], chosen, varying, inverse, *along)
+            more = len(samples) >= _STEPS_OF_THREE and most > count == 2
+            strided = _strided(table, list(columns), chosen, sizes, possible if more else {})
+            if strided is not None:
+                return _fitted(table[0], strided[0], varying, inverse, *strided[1])
     return None
+
+
+def _strided(
+    table: np.ndarray,
+    columns: Sequence[np.ndarray],
+    chosen: tuple[int, ...],
+    sizes: Collection[bytes],
+    possible: Mapping[bytes, int],
+) -> tuple[tuple[int, ...], tuple[Any, tuple[Floor, ...]]] | None:
+    """What columns are made of, where sizes are behind strides, and which lengths these are.
+
+    They are ``chosen``, and one of the ``possible`` ones that these do not explain. None where there is no way.
+    """
+    along = strided_sizes.explained(columns, [table[:, p] for p in chosen], sizes)
+    if not isinstance(along, strided_sizes.Left):
+        return chosen, along
+    left = [columns[n] for n in along.columns if columns[n].tobytes() in possible]
+    if not left:
+        return None
+    # how many there are of something, such as boxes: the places of the image are more
+    chosen = (*chosen, possible[min(left, key=lambda column: float(column.mean())).tobytes()])
+    along = strided_sizes.explained(columns, [table[:, p] for p in chosen], sizes)
+    return None if isinstance(along, strided_sizes.Left) else (chosen, along)
 
 
 def _fitted(

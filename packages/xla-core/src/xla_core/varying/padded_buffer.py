@@ -103,8 +103,19 @@ def arguments_for(executable: Any, arguments: list[Any], donated: Sequence[int])
     """
     if getattr(executable, "takes_padded", False):
         return arguments
+    return exact_arguments(arguments, donated)
+
+
+def exact_arguments(
+    arguments: Sequence[Any], donated: Sequence[int], shapes: Sequence[object] = ()
+) -> list[Any]:
+    """``arguments``, cut where they are padded, but for those that have one of the ``shapes``, which may stay so.
+
+    A shape is None for an argument that is to be cut; ``donated`` are the positions of those whose memory is taken.
+    """
+    kept = {slot for slot, shape in enumerate(shapes) if shape is not None}
     return [
-        a.exact(taken=slot in donated) if type(a) is PaddedBuffer else a
+        a.exact(taken=slot in donated) if type(a) is PaddedBuffer and slot not in kept else a
         for slot, a in enumerate(arguments)
     ]
 

@@ -1,7 +1,8 @@
 """Sizes behind strides: ``floor((L + k) / d)`` of a length, and numbers that are made of such sizes.
 
 A convolutional net has one for each of its strides. Each is looked for as a small part of a size before it, so that
-few steps tell what it is: the parts of a part are parts of the length.
+few steps tell what it is: the parts of a part are parts of the length. A net with a pyramid has one more number:
+how many places all its levels have, the sum of products of such sizes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,28 @@ LEAST_SAMPLES: Final = 4
 """So many steps are needed to tell: of two or three any number may be a part of any other."""
 MOST_CANDIDATES: Final = 4
 _MOST_DIVISOR: Final = 8
+_WAYS: Final = [
+    (divisor, added)
+    for divisor in range(2, _MOST_DIVISOR + 1)
+    for added in dict.fromkeys((divisor - 1, 0, *range(divisor)))
+]
 _MOST_FLOORS: Final = 12
 # A number is a product of so many lengths and sizes behind strides: images of a batch, seen as rows.
 _MOST_FACTORS: Final = 3
+# A number is the sum of so many others, which are looked for among so many.
+_MOST_SUMMED: Final = 6
+_MOST_SUMMANDS: Final = 12
 
-Explained = tuple[int, tuple[tuple[int, tuple[int, ...]], ...]]
-"""A constant, and terms: a factor, and the numbers of what it is multiplied with."""
+Term = tuple[int, tuple[int, ...]]
+"""A factor, and the numbers of what it is multiplied with."""
+Explained = tuple[int, tuple[Term, ...]]
+"""A constant, and terms."""
+
+
+class Left(NamedTuple):
+    """Numbers of columns that are not explained."""
+
+    columns: list[int]
 
 
 class Floor(NamedTuple):
@@ -46,56 +63,199 @@ def product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
 
 def related(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether one of two columns of sizes may be the other behind a stride."""
-    return any(_floor_of(a, [b], (), 1) is not None for a, b in ((one, other), (other, one)))
+    pairs = ((one, other), (other, one))
+    return any(_next_floor([a], [b], (), 1, {a.tobytes()}) is not None for a, b in pairs)
 
 
 def explained(
     columns: Sequence[np.ndarray], lengths: Sequence[np.ndarray], sizes: Collection[bytes]
-) -> tuple[list[Explained], tuple[Floor, ...]] | None:
-    """For each column of numbers a constant and a term that give it, and the floors that terms may have.
+) -> tuple[list[Explained], tuple[Floor, ...]] | Left:
+    """For each column of numbers a constant and terms that give it, and the floors that terms may have.
 
-    ``sizes`` are the bytes of columns that can be floors. None where a column is left over.
+    ``sizes`` are the bytes of columns that can be floors.
     """
     known = list(lengths)
     floors: list[Floor] = []
-    rest = sorted(range(len(columns)), key=lambda number: -float(columns[number].mean()))
+    left = sorted(range(len(columns)), key=lambda number: -float(columns[number].mean()))
     answers: dict[int, Explained] = {}
-    while rest:
-        left = [n for n in rest if not _explain(columns[n], known, n, answers)]
-        if not left:
-            break
-        if len(floors) == _MOST_FLOORS:
-            return None
+    new = 0
+    while True:
+        products = _Products(known, new)
         for number in left:
-            column = columns[number]
-            floor = (
-                _floor_of(column, known, floors, len(lengths))
-                if column.tobytes() in sizes
-                else None
-            )
-            if floor is not None:
-                floors.append(floor)
-                known.append((lengths[floor.which] + floor.added) // floor.divisor)
-                break
-        else:
-            return None
-        rest = left
+            answer = products.explain(columns[number])
+            if answer is not None:
+                answers[number] = answer
+        left = [number for number in left if number not in answers]
+        new = len(known)
+        floor = _next_floor([columns[n] for n in left], known, floors, len(lengths), sizes)
+        if floor is None or len(floors) == _MOST_FLOORS:
+            break
+        floors.append(floor)
+        known.append((lengths[floor.which] + floor.added) // floor.divisor)
+    _explain_sums(columns, left, known, answers, sizes)
+    left = [number for number in left if number not in answers]
+    if left:
+        return Left(left)
     return [answers[number] for number in range(len(columns))], tuple(floors)
 
 
-def _explain(
-    column: np.ndarray, known: Sequence[np.ndarray], number: int, answers: dict[int, Explained]
-) -> bool:
-    """Whether a column is a multiple of a product and a constant; what it is goes to ``answers``."""
-    numbers = range(len(known))
-    for count in range(1, _MOST_FACTORS + 1):
-        for which in itertools.combinations_with_replacement(numbers, count):
-            along = product(known, which)
-            factor = _multiple(column, along)
-            if factor is not None:
-                answers[number] = int(column[0] - factor * along[0]), ((factor, which),)
-                return True
-    return False
+class _Products:
+    """Products of sizes, those that have one of the ``known`` sizes from ``new`` on among their factors."""
+
+    def __init__(self, known: Sequence[np.ndarray], new: int) -> None:
+        self.factors = [
+            which
+            for count in range(1, _MOST_FACTORS + 1)
+            for which in itertools.combinations_with_replacement(range(len(known)), count)
+            if which[-1] >= new
+        ]
+        self.starts = np.empty((0,), np.int64)
+        self.changes = np.empty((0, len(known[0])), np.int64)
+        if self.factors:
+            values = np.stack([product(known, which) for which in self.factors])
+            self.starts, self.changes = values[:, 0], values - values[:, :1]
+
+    def explain(self, column: np.ndarray) -> Explained | None:
+        """The constant and the product, with a factor, that make ``column``: the first of the products that can."""
+        change = column - column[0]
+        at = int(np.argmax(change != 0))
+        if not change[at]:
+            return None
+        by = self.changes[:, at]
+        safe = np.where(by == 0, 1, by)
+        times = change[at] // safe
+        fitting = (by != 0) & (change == times[:, None] * self.changes).all(axis=1)
+        if not fitting.any():
+            return None
+        first = int(np.argmax(fitting))
+        factor = int(times[first])
+        return int(column[0]) - factor * int(self.starts[first]), ((factor, self.factors[first]),)
+
+
+def _next_floor(
+    left: Sequence[np.ndarray],
+    known: Sequence[np.ndarray],
+    floors: Sequence[Floor],
+    count: int,
+    sizes: Collection[bytes],
+) -> Floor | None:
+    """The first of the columns of sizes that are left which is, but for a constant, a part of a known size.
+
+    It is one of a length: parts of parts are. ``count`` is how many of the ``known`` are lengths, the others are
+    those of ``floors``.
+    """
+    parents = sorted(range(len(known)), key=lambda number: float(np.ptp(known[number])))
+    parts = np.concatenate([_parts(known[parent]) for parent in parents])
+    changes = parts - parts[:, :1]
+    varying = changes.any(axis=1)
+    for column in left:
+        if column.tobytes() not in sizes:
+            continue
+        fitting = varying & (changes == column - column[0]).all(axis=1)
+        if fitting.any():
+            which, way = divmod(int(np.argmax(fitting)), len(_WAYS))
+            parent, (divisor, added) = parents[which], _WAYS[way]
+            if parent < count:
+                return Floor(parent, added, divisor)
+            before = floors[parent - count]
+            more = added * before.divisor
+            return Floor(before.which, before.added + more, before.divisor * divisor)
+    return None
+
+
+def _parts(size: np.ndarray) -> np.ndarray:
+    divisors, added = np.array(_WAYS).T[:, :, None]
+    parts: np.ndarray = (size + added) // divisors
+    return parts
+
+
+def _explain_sums(
+    columns: Sequence[np.ndarray],
+    left: Sequence[int],
+    known: Sequence[np.ndarray],
+    answers: dict[int, Explained],
+    sizes: Collection[bytes],
+) -> None:
+    """Put to ``answers`` those of the columns that are ``left`` which are sums of others, or made of sums."""
+    sums: list[tuple[np.ndarray, Explained]] = []
+    # where the second level ends among all places is a number, but no size
+    is_other = {number: columns[number].tobytes() not in sizes for number in left}
+    for number in sorted(left, key=lambda one: (is_other[one], float(columns[one].mean()))):
+        column = columns[number]
+        answer = next((a for one in sums if (a := _made_of_sum(column, *one, known))), None)
+        if answer is None:
+            answer = _sum_of(column, columns, answers, sizes)
+        if answer is not None:
+            answers[number] = answer
+            sums.append((column, answer))
+
+
+def _sum_of(
+    column: np.ndarray,
+    columns: Sequence[np.ndarray],
+    answers: dict[int, Explained],
+    sizes: Collection[bytes],
+) -> Explained | None:
+    """The fewest sizes with one factor, as many places of each level, that ``column`` is the sum of."""
+    smaller = {
+        columns[number].tobytes(): number
+        for number, (_, terms) in answers.items()
+        if len(terms) == 1
+        and columns[number].tobytes() in sizes
+        and (columns[number] < column).all()
+    }
+    factors = dict.fromkeys(answers[number][1][0][0] for number in smaller.values())
+    for factor in factors:
+        alike = [number for number in smaller.values() if answers[number][1][0][0] == factor]
+        # levels have a height and a width, and are large
+        alike.sort(key=lambda n: (-len(answers[n][1][0][1]), -float(columns[n].mean())))
+        chosen = _summands(column, [columns[n] for n in alike[:_MOST_SUMMANDS]])
+        if chosen:
+            parts = [answers[alike[n]] for n in chosen]
+            terms = tuple(term for _, terms in parts for term in terms)
+            more = int(column[0]) - sum(int(columns[alike[n]][0]) for n in chosen)
+            return more + sum(constant for constant, _ in parts), terms
+    return None
+
+
+def _summands(column: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[int, ...]:
+    """The numbers of the fewest parts of which ``column`` is the sum but for a constant, if there are any."""
+    if len(parts) < 2:
+        return ()
+    chosen = [
+        which
+        for count in range(2, min(_MOST_SUMMED, len(parts)) + 1)
+        for which in itertools.combinations(range(len(parts)), count)
+    ]
+    picked = np.zeros((len(chosen), len(parts)), np.int64)
+    for row, which in enumerate(chosen):
+        picked[row, list(which)] = 1
+    rest = column - picked @ np.stack(parts)
+    fitting = np.flatnonzero(np.ptp(rest, axis=1) == 0)
+    if not fitting.size:
+        return ()
+    # among as many, what is left over is rather nothing
+    best = min(fitting.tolist(), key=lambda row: (len(chosen[row]), bool(rest[row, 0])))
+    return chosen[best]
+
+
+def _made_of_sum(
+    column: np.ndarray, total: np.ndarray, terms_of: Explained, known: Sequence[np.ndarray]
+) -> Explained | None:
+    """``column`` as a multiple of a sum, or of its product with a size, and a constant."""
+    constant, terms = terms_of
+    for extra in ((), *((number,) for number in range(len(known)))):
+        along = product([total, *known], (0, *(number + 1 for number in extra)))
+        factor = _multiple(column, along)
+        if factor is not None:
+            start = int(column[0] - factor * along[0])
+            products = [(factor * f, tuple(sorted((*which, *extra)))) for f, which in terms]
+            if not extra:
+                start += factor * constant
+            elif constant:
+                products.append((factor * constant, extra))
+            return start, tuple(products)
+    return None
 
 
 def _multiple(column: np.ndarray, along: np.ndarray) -> int | None:
@@ -106,20 +266,3 @@ def _multiple(column: np.ndarray, along: np.ndarray) -> int | None:
         return None
     factor = int(change[where] // by[where])
     return factor if factor and np.array_equal(change, factor * by) else None
-
-
-def _floor_of(
-    column: np.ndarray, known: Sequence[np.ndarray], floors: Sequence[Floor], count: int
-) -> Floor | None:
-    """What part of a length a column is, but for a constant: of the smallest size that it is a small part of."""
-    for parent in sorted(range(len(known)), key=lambda number: float(np.ptp(known[number]))):
-        for divisor in range(2, _MOST_DIVISOR + 1):
-            for added in dict.fromkeys((divisor - 1, 0, *range(divisor))):
-                part = (known[parent] + added) // divisor
-                if np.ptp(part) and not np.ptp(part - column):
-                    if parent < count:
-                        return Floor(parent, added, divisor)
-                    before = floors[parent - count]
-                    more = added * before.divisor
-                    return Floor(before.which, before.added + more, before.divisor * divisor)
-    return None
