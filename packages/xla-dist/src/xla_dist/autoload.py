@@ -1,6 +1,6 @@
-"""What runs at ``import torch``: torch.distributed learns of the backend ``xla``, its meshes, and ``xla://``.
+"""Runs at ``import torch``: registers the backend ``xla`` of torch.distributed, its meshes, and ``xla://``.
 
-Nothing slow: the backend itself is imported when a process group is made. Never raises.
+It must be fast: the backend itself is imported when a process group is created. It never raises.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from xla_core.support.once import Once
 logger = logging.getLogger(__name__)
 
 BACKEND: Final = "xla"
-_former: Final = Once()
+_former_scheme: Final = Once()
 
 
 def autoload() -> None:
-    """Register backend and rendezvous handler, once; does nothing where torch lacks distributed."""
+    """Register the backend and its rendezvous handler, once; does nothing if torch has no distributed package."""
     if not torch.distributed.is_available() or hasattr(torch.distributed.Backend, "XLA"):
         return
     try:
@@ -33,7 +33,7 @@ def autoload() -> None:
         private = importlib.import_module("xla_core.extension_api.distributed")
         private.record_nothing_of(BACKEND)
         private.give_meshes_groups(_is_over_processes)
-    except Exception as error:  # breaking `import torch` would be worse
+    except Exception as error:  # `import torch` must not fail because of this
         logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
 
 
@@ -52,12 +52,15 @@ def _is_over_processes(size: int) -> bool:
 def pjrt_rendezvous_handler(
     url: str, timeout: timedelta | None = None, **kwargs: object
 ) -> Iterator[tuple[object, int, int]]:
-    """The handler of ``xla://``: yields a store, this process's rank and the number of processes."""
-    del kwargs  # nothing to choose
+    """The rendezvous handler of ``xla://``: yields a store, this process's rank and the number of processes.
+
+    ``url`` is ignored. ``timeout`` is the store's (default: torch's).
+    """
+    del kwargs  # torch passes rank and world size, which the job's environment determines
     yield importlib.import_module("xla_dist.processes.kv_store").join(url, timeout)
 
 
 def register_former_scheme() -> None:
-    """Let ``init_method="pjrt://"``, the former name of ``xla://``, work, too; once."""
-    if _former.begin():
+    """Also register ``pjrt://``, the former name of ``xla://``, as an ``init_method``; later calls do nothing."""
+    if _former_scheme.begin():
         torch.distributed.register_rendezvous_handler("pjrt", pjrt_rendezvous_handler)

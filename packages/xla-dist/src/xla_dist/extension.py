@@ -1,4 +1,4 @@
-"""What xla-core calls: the entry point ``dist`` of the group ``xla_core.extensions``."""
+"""This package's implementations of xla-core's hooks: the entry point ``dist`` of ``xla_core.extensions``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xla_dist.settings import FAULT
 
 @hookimpl
 def xla_core_register_operators() -> None:
-    """Register the collectives' lowering rules, and who reduces gradients."""
+    """Register the collectives' lowering rules, and the function that reduces gradients."""
     collective_ops.register()
     if torch.distributed.is_available():
         importlib.import_module("xla_dist.collectives.functional").register()
@@ -30,13 +30,13 @@ def xla_core_register_operators() -> None:
 
 @hookimpl
 def xla_core_topology() -> None:
-    """Leave the topology to others; from now on the runtime starts threads."""
+    """Note that the runtime now starts threads; returns None, which leaves the topology to others."""
     thread_states.runtime_starts()
 
 
 @hookimpl
 def xla_core_client_started() -> None:
-    """Look after the other processes of the job from now on."""
+    """Start to report failures of this process and of the job's others, now that the client runs."""
     thread_states.runtime_started()
     child_process.attend()
     if FAULT.get():
@@ -45,7 +45,7 @@ def xla_core_client_started() -> None:
 
 @hookimpl
 def xla_core_kept_in_step(trace: Trace) -> torch.Tensor | None:
-    """What orders the step's next collective after those before it."""
+    """The order of the step's latest collective, after which the step's next one must run."""
     return model_collectives.order_of(trace)
 
 

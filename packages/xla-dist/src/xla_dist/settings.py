@@ -22,13 +22,13 @@ STUCK_TIMEOUT: Final = flags.Flag(
     "XLA_DIST_STUCK_TIMEOUT",
     int,
     4,
-    "seconds before an awaited replica is ended if all its threads wait for locks of its own",
+    "seconds before a replica that others wait for is ended if all its threads wait for locks of its own process",
 )
 STEP_LIMIT: Final = flags.Flag(
     "XLA_DIST_STEP_LIMIT",
     float,
     20.0,
-    "a step that takes more than 5 s and this many times the usual time is reported; `0` reports none",
+    "a step is reported if it takes more than 5 s and this many times the usual time; `0` reports none",
     see="docs/flight_recorder.md",
 )
 STEP_LIMIT_ENDS: Final = flags.Flag(

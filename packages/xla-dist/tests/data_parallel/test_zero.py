@@ -54,4 +54,4 @@ def test_mistakes_are_named(launch):
         assert "on one xla device, got ['cpu']" in device
         assert "in none of sharding_groups" in group
         assert "call init_zero() before step()" in early
-        assert "parameter 0 has shape (), the state was saved for (2, 2)" in shapes
+        assert "parameter 0 has shape (), but the state has shape (2, 2)" in shapes

@@ -73,7 +73,7 @@ def test_checkpoints_are_put_together(launch, tmp_path, capsys):
     whole, path = fsdp.consolidate_sharded_model_checkpoints(prefix, "*-of-2.pth", save_model=False)
     assert path is None and set(whole) == set(model.state_dict())
     (tmp_path / "rank-1-of-2.pth").unlink()
-    with pytest.raises(ValueError, match="sharded over 2 replicas, and there are 1 of them"):
+    with pytest.raises(ValueError, match="sharded over 2 replicas, but there are 1 state dicts"):
         fsdp.consolidate_sharded_model_checkpoints(prefix, "*-of-2.pth")
     with pytest.raises(FileNotFoundError, match="no file matches"):
         fsdp.consolidate_sharded_model_checkpoints(prefix, "*.none")

@@ -279,6 +279,6 @@ def test_one_thread_for_two_devices_is_told_that_nobody_comes(monkeypatch, caplo
     monkeypatch.setenv("XLA_DIST_WARN_AFTER", "0")
     monkeypatch.setenv("XLA_DIST_WAIT_TIMEOUT", "1")
     with pytest.raises(RuntimeError, match="ordinal 1 does not arrive: for 1 s"):
-        Team([0, 1]).meet(0, "all_reduce", None, lambda given: given)
+        Team([0, 1]).exchange(0, "all_reduce", None, lambda values: values)
     (record,) = caplog.records
-    assert "ordinal 0 waits at all_reduce for the threads of ordinal 1" in record.message
+    assert "ordinal 0 has waited at all_reduce for the threads of ordinal 1" in record.message

@@ -221,3 +221,11 @@ def runs_script(_index, path):
 def trains_with_accelerate(index, folder):
     """dist_accelerate.py, whose imports take seconds that no other test should spend."""
     importlib.import_module("dist_accelerate").launches(index, folder)
+
+
+def makes(index, kind):
+    """A result of a kind that a launcher gets, or that nobody can pickle."""
+    import torch
+
+    kinds = {"tensor": lambda: torch.full((3, 4), float(index)), "function": lambda: lambda: index}
+    return kinds[kind]()

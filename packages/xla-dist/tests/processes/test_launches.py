@@ -106,6 +106,18 @@ def test_a_launcher_that_forked_a_job_may_fork_the_next(start_program):
     assert status == 0, text
 
 
+def test_results_of_processes_that_have_ended_arrive_by_value(launch):
+    results = launch(2, dist_jobs.makes, "tensor").join()
+    assert [r.tolist() for r in results] == [[[float(i)] * 4] * 3 for i in range(2)]
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_where_it_is_asked_for(launch):
+    job = launch(2, dist_jobs.makes, "function")
+    assert job.launched.join(timeout=150)  # launch() and spawn() need no results
+    with pytest.raises(TypeError, match=r"result on ordinal 0 cannot be pickled: .*lambda"):
+        job.launched.results()
+
+
 def test_no_thread_asks_the_coordinator_when_python_ends(launch, tmp_path):
     """One that came back from C++ while the interpreter was taken down aborted a process that had ended well."""
     assert launch(2, dist_vitals.ends_while_it_asks, str(tmp_path)).join() == [None, None]

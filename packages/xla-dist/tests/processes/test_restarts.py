@@ -51,7 +51,7 @@ def test_the_job_begins_again_until_it_ends_well(job_environment, tmp_path, capl
         r.getMessage() for r in caplog.records if "Starting the job again" in r.getMessage()
     ]
     assert len(warnings) == 2
-    assert "attempt 1 of 4 ended after ordinal 1 of 2" in warnings[0] and "SIGKILL" in warnings[0]
+    assert "attempt 1 of 4 failed: ordinal 1 of 2" in warnings[0] and "SIGKILL" in warnings[0]
     assert "(restart 2 of 3)" in warnings[1]
     assert restart_count() == 0
 
@@ -74,7 +74,7 @@ def test_a_fault_on_purpose_comes_once_and_the_warning_names_its_report(
 def test_the_last_attempt_raises(job_environment, tmp_path, caplog):
     with pytest.raises(ProcessRaisedException, match="no such luck"):
         run(tmp_path, 5, "raise", 1)
-    assert len(list(tmp_path.iterdir())) == 4 and "no restarts left" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 4 and "no restarts are left" in caplog.text
 
 
 def test_nothing_begins_again_unasked(job_environment, tmp_path):

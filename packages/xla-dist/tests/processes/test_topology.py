@@ -65,7 +65,7 @@ def test_processes_of_another_launcher_are_initialized(start_hosts, start_progra
     alone = start_program(clean_environment(2), dist_topology.is_initialized, 2)
     status, text, _ = alone.join()
     assert status == 1
-    assert "the environment names no job for these 2 processes" in text
+    assert "the environment names no job that these 2 processes" in text
 
 
 def test_meetings(launch):

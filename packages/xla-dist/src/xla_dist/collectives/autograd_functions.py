@@ -1,6 +1,6 @@
-"""Collectives that autograd goes through (``torch_xla.core.functions``).
+"""Differentiable collectives (``torch_xla.core.functions``).
 
-The program is the same on every replica, so each gradient is that of the sum of all replicas' losses.
+All replicas run the same program, so a gradient is the gradient of the sum of all replicas' losses.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def _group_size(tensor: Operand, groups: Groups) -> int:
 
 
 class AllReduce(Function):
-    """``all_reduce`` of one tensor: ``sum``, ``min``, ``max`` and ``mul`` have gradients."""
+    """``all_reduce`` of one tensor. The reductions ``sum``, ``min``, ``max`` and ``mul`` have gradients."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, reduce_type: str, value: torch.Tensor, scale: float, groups: Groups
     ) -> torch.Tensor:
-        """The reduction, times ``scale``."""
+        """The reduction of ``value`` over each of ``groups``, times ``scale``."""
         (result,) = reduced(reduce_type, [value], groups)
-        ctx.details = (reduce_type, scale, groups)
+        ctx.arguments = (reduce_type, scale, groups)
         if reduce_type != "sum":
             ctx.save_for_backward(value, result)
         return result if scale == 1.0 else result * scale
@@ -38,8 +38,11 @@ class AllReduce(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
-        """Sums every replica's gradient; of a minimum, shared by those that attain it."""
-        kind, scale, groups = ctx.details
+        """The sum of all replicas' gradients; replicas that attain a minimum or maximum share it equally.
+
+        Raises RuntimeError for ``and`` and ``or``.
+        """
+        kind, scale, groups = ctx.arguments
         gradient = gradient * scale
         if kind == "mul":
             value, _ = ctx.saved_tensors
@@ -55,7 +58,10 @@ class AllReduce(Function):
 
 
 def _product_gradient(gradient: torch.Tensor, value: torch.Tensor, groups: Groups) -> torch.Tensor:
-    """Each replica's factor gets the products of the others', which zeros do not disturb."""
+    """The gradient of a product: that of each factor is the product of the other replicas' factors.
+
+    Computed as such a product rather than as the result divided by the factor, which may be 0.
+    """
     count = _group_size(value, groups)
     factors = model_collectives.all_gather(value[None], 0, groups)
     others = torch.stack(
@@ -66,69 +72,72 @@ def _product_gradient(gradient: torch.Tensor, value: torch.Tensor, groups: Group
 
 
 class AllReduceSumLayer(Function):
-    """The sum over all replicas; its gradient is the sum of theirs."""
+    """The sum over all replicas; its gradient is the sum of all replicas' gradients."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, value: torch.Tensor) -> torch.Tensor:
-        """The sum."""
+        """The sum of all replicas' ``value``."""
         return reduced("sum", [value])[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
-        """The sum of the gradients."""
+        """The sum of all replicas' ``gradient``."""
         return reduced("sum", [gradient])[0]
 
 
 class AllGather(Function):
-    """``all_gather`` of one tensor; the gradient is every replica's for this slice, summed."""
+    """``all_gather`` of one tensor; its gradient is the sum of all replicas' gradients of this replica's slice."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, value: torch.Tensor, dim: int, groups: Groups = None
     ) -> torch.Tensor:  # fmt: skip
-        """All replicas' values along ``dim``."""
-        ctx.details = (dim, groups)
+        """The values of the group's replicas, concatenated along ``dim``."""
+        ctx.arguments = (dim, groups)
         return model_collectives.all_gather(value, dim, groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
-        """This replica's slice of the summed gradients."""
-        dim, groups = ctx.details
+        """This replica's slice of the sum of the gradients."""
+        dim, groups = ctx.arguments
         count = _group_size(gradient, groups)
         share = model_collectives.reduce_scatter("sum", gradient, 1.0, dim, count, groups)
         return share, None, None
 
 
 class ReduceScatter(Function):
-    """``reduce_scatter`` by ``sum``; the gradient is that of all slices, gathered."""
+    """``reduce_scatter`` by ``sum``; its gradient is the concatenation of all slices' gradients."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, value: torch.Tensor, dim: int, groups: Groups = None
     ) -> torch.Tensor:
-        """This replica's slice along ``dim`` of the sum."""
-        ctx.details = (dim, groups)
+        """This replica's slice along ``dim`` of the group's sum."""
+        ctx.arguments = (dim, groups)
         count = _group_size(value, groups)
         return model_collectives.reduce_scatter("sum", value, 1.0, dim, count, groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
-        """The gradients of all slices."""
-        return model_collectives.all_gather(gradient, *ctx.details), None, None
+        """The gradients of all slices, concatenated."""
+        return model_collectives.all_gather(gradient, *ctx.arguments), None, None
 
 
 class AllToAll(Function):
-    """``all_to_all``; the gradient goes back the same way."""
+    """``all_to_all``; its gradient is an ``all_to_all`` in the opposite direction."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, value: torch.Tensor, split: int, concat: int, groups: Groups = None
     ) -> torch.Tensor:
-        """Slices along ``split`` sent to the replicas, those received along ``concat``."""
-        ctx.details = (split, concat, groups)
+        """Send slices along ``split`` to the group's replicas.
+
+        The received slices, concatenated along ``concat``.
+        """
+        ctx.arguments = (split, concat, groups)
         return model_collectives.all_to_all(
             value, split, concat, _group_size(value, groups), groups
         )
@@ -136,8 +145,8 @@ class AllToAll(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
-        """Every slice's gradient, back where it came from."""
-        split, concat, groups = ctx.details
+        """The gradient of each slice, sent back to the replica that the slice came from."""
+        split, concat, groups = ctx.arguments
         count = _group_size(gradient, groups)
         back = model_collectives.all_to_all(gradient, concat, split, count, groups)
         return back, None, None, None
@@ -146,21 +155,25 @@ class AllToAll(Function):
 def all_reduce(
     reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None
 ) -> torch.Tensor:
-    """``value`` reduced over the replicas (or its group), times ``scale``; differentiable."""
+    """``value`` reduced over all replicas, or over each of ``groups``, times ``scale``; differentiable.
+
+    ``reduce_type`` is ``sum``, ``mul``, ``and``, ``or``, ``min`` or ``max``; ``and`` and ``or`` have no gradient.
+    ``groups`` is a list of lists of ordinals (default: one of all).
+    """
     return AllReduce.apply(reduce_type, value, scale, groups)
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The values of all replicas side by side along ``dim``; differentiable."""
+    """The values of all replicas, concatenated along ``dim`` (default: 0); differentiable."""
     return AllGather.apply(value, dim, None)
 
 
 def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
-    """``W @ x``, where every replica holds a block of W's columns and an ``x`` of its own.
+    """``W @ x``, where each replica holds some columns of the matrix W, and has an ``x`` of its own.
 
-    ``w``: (n, k), this replica's columns; ``x``: (k * world size, m); gives (n, m). ``split`` works
-    on that many parts of ``x`` along dimension 1, one after the other, to save memory. Differentiable.
-    Raises ValueError for sizes that do not fit.
+    ``w`` are this replica's columns, of shape (n, k); ``x`` has the shape (k * world size, m), the result
+    (n, m). ``split`` (default: 1) is the number of parts into which ``x`` is split along dimension 1; they are
+    multiplied one after the other, to save memory. Differentiable. Raises ValueError for sizes that do not fit.
     """
     world = runtime.replica_of(x.device)[1]
     if x.size(0) != w.size(1) * world:
@@ -174,16 +187,18 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
 
 
 def _mm_part(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Every replica multiplies its columns with the rows that all ``x`` have for them."""
+    """Multiply this replica's columns with the matching rows of all replicas' ``x``, and sum the products."""
     rows = AllToAll.apply(x, 0, 1, None)
     return ReduceScatter.apply(w @ rows, 1, None)
 
 
 class SyncBatchNorm(nn.Module):
-    """Batch normalization over the batches of all replicas together.
+    """Batch normalization with the statistics of all replicas' batches together.
 
-    Takes (batch, ``num_features``, ...); statistics are float32 at least. In evaluation it uses the
-    running statistics; the running variance is the unbiased one, as in PyTorch.
+    Takes a tensor of shape (batch, ``num_features``, ...) of the same size on each replica, and returns one of the
+    same shape and dtype. It computes statistics in float32, or in float64 for float64. ``eps`` (default: 1e-5) is
+    added to the variance, and ``momentum`` (default: 0.1) is the weight of a new batch in the running statistics,
+    which it uses in evaluation. As in PyTorch, the running variance is unbiased.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -200,7 +215,7 @@ class SyncBatchNorm(nn.Module):
     running_var: torch.Tensor
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """The normalized batch. Raises ValueError for another number of features."""
+        """The normalized ``batch``. Raises ValueError if its dimension 1 is not ``num_features``."""
         if batch.dim() < 2 or batch.size(1) != self.num_features:
             raise ValueError(
                 f"SyncBatchNorm({self.num_features}) got a batch of shape {tuple(batch.shape)}"

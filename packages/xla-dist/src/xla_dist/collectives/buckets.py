@@ -1,4 +1,4 @@
-"""Collectives of many tensors in buckets: one collective per bucket, of a bounded size."""
+"""Collectives of many tensors in buckets of a bounded size, with one collective per bucket."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ BUCKET_MB = 160
 
 
 class CoalescingBuckets:
-    """Collects tensors, and calls ``func(tensors, outputs)`` whenever ``bucket_cap_mb`` MiB are full.
+    """Splits ``input_list`` into buckets of at most ``bucket_cap_mb`` MiB, and calls ``func`` for each bucket.
 
-    ``func`` takes a list of tensors and a list of outputs (or None) and returns the results. A
-    tensor that is larger than a bucket goes alone. Calling the object gives all results in order.
+    ``func(tensors, outputs)`` takes a list of tensors and a list of outputs, None without ``output_list``, and
+    returns the list of results. A tensor that is larger than a bucket has one of its own. Calling the object
+    returns all results in order. Raises ValueError if the two lists differ in length.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class CoalescingBuckets:
         self._results: list[torch.Tensor] = [None] * len(self._inputs)
 
     def add(self, tensor: torch.Tensor, idx: int) -> None:
-        """Put ``tensor``, number ``idx``, into the bucket, which is flushed first if it is full."""
+        """Add ``tensor``, the input with index ``idx``, to the bucket; flushes the bucket first if it is full."""
         nbytes = tensor.numel() * tensor.element_size()
         if self._bucket and self._size + nbytes > self._cap:
             self.flush()
@@ -47,7 +48,7 @@ class CoalescingBuckets:
         self._size += nbytes
 
     def flush(self) -> None:
-        """Run the collective of what is in the bucket."""
+        """Run the collective of the tensors in the bucket, and empty it."""
         if not self._bucket:
             return
         outputs = None if self._outputs is None else [self._outputs[i] for i in self._bucket]
@@ -57,7 +58,7 @@ class CoalescingBuckets:
         self._bucket, self._size = [], 0
 
     def __call__(self) -> list[Operand]:
-        """The results for all tensors."""
+        """Run the collectives of all buckets; returns the results in the order of the inputs."""
         for i, tensor in enumerate(self._inputs):
             self.add(tensor, i)
         self.flush()
@@ -74,7 +75,10 @@ def all_gather_bucketized(
     use_global_device_ids: bool | None = None,
     bucket_cap_mb: int = BUCKET_MB,
 ) -> list[torch.Tensor]:
-    """``all_gather`` of each tensor of a list, ``bucket_cap_mb`` MiB at a time."""
+    """``all_gather`` of each tensor of a list, with one collective per ``bucket_cap_mb`` MiB (default: 160).
+
+    The other arguments are those of ``all_gather``.
+    """
     del pin_layout, channel_id, use_global_device_ids
 
     def gather(tensors: list[torch.Tensor], outputs: Operand) -> Operand:
@@ -96,12 +100,16 @@ def reduce_scatter_bucketized(
     use_global_device_ids: bool | None = None,
     bucket_cap_mb: int = BUCKET_MB,
 ) -> list[torch.Tensor]:
-    """``reduce_scatter`` of each tensor of a list, ``bucket_cap_mb`` MiB at a time."""
+    """``reduce_scatter`` of each tensor of a list, with one collective per ``bucket_cap_mb`` MiB (default: 160).
+
+    The other arguments are those of ``reduce_scatter``.
+    """
     del pin_layout, channel_id, use_global_device_ids
 
     def scatter(tensors: list[torch.Tensor], outputs: Operand) -> Operand:
-        where = (scatter_dim, shard_count, groups, outputs)
-        return reduce_scatter(reduce_type, tensors, scale, *where)
+        return reduce_scatter(
+            reduce_type, tensors, scale, scatter_dim, shard_count, groups, outputs
+        )
 
     return CoalescingBuckets(scatter, input_list, output, bucket_cap_mb)()
 
@@ -113,10 +121,11 @@ def all_reduce_bucketized_gradients(
     pin_layout: bool = True,
     bucket_cap_mb: int = 0,
 ) -> None:
-    """``all_reduce`` of gradients in place, ``bucket_cap_mb`` MiB at a time, the last layer's first.
+    """Replace ``gradients`` by their sums over the replicas times ``scale``, with one collective per bucket.
 
-    The last layer's are ready first: its bucket travels while the backward pass still computes.
-    0 puts all into one collective.
+    ``bucket_cap_mb`` is the size of a bucket in MiB; 0 (default) is one collective for all. The buckets start with
+    the gradients of the last layer, which are computed first: a bucket is reduced while the backward pass still
+    computes the next. ``groups`` are those of ``all_reduce``; ``pin_layout`` has no effect.
     """
     del pin_layout
     if not bucket_cap_mb:

@@ -1,8 +1,8 @@
-"""The collectives of torch_xla's C++ module ``_XLAC``: those of ``xm`` with tokens that order them.
+"""The collectives of torch_xla's C++ module ``_XLAC``: those of ``xm``, with tokens that order them.
 
-A token stands for a place in the order of a device's collectives: that of ``_get_all_reduce_token`` for the
-one recorded last, the one that a collective gives for itself. Each collective comes after all that were
-recorded before it, so that a token, which is of an earlier one, is always kept.
+A token is a place in the order of a device's collectives. ``_get_all_reduce_token`` returns the place of the
+collective that was recorded last, and a collective returns its own place. Here, each collective runs after all that
+were recorded before it on its device, so an order that a token asks for always holds.
 """
 
 from __future__ import annotations
@@ -18,33 +18,39 @@ from xla_core.extension_api.operators import Operand
 from xla_dist.collectives import model_collectives as xm
 
 MSG_TOKEN: Final = (
-    "a token of {other} cannot order what {device} records; take _get_all_reduce_token({device!r})"
+    "a token of {other} cannot order collectives of {device}; use _get_all_reduce_token({device!r})"
 )
 _Groups = Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class IrValue:
-    """A place in the order of a device's collectives; None before the first, and with one replica."""
+    """A token: a place in the order of the collectives of ``device``.
+
+    ``order`` is None before the first collective, and if there is one replica.
+    """
 
     device: torch.device
     order: torch.Tensor | None
 
 
 def _get_all_reduce_token(device: str) -> IrValue:
-    """The token of the collective that was recorded last on a device."""
+    """The token of the collective that was recorded last on ``device``."""
     trace = runtime.trace_of(device)
     return IrValue(trace.device, xm.order_of(trace))
 
 
 def _set_all_reduce_token(device: str, token: IrValue) -> None:
-    """What a device records next comes after ``token``. Raises ValueError for another device's token."""
-    wanted = runtime.trace_of(device).device
-    if token.device != wanted:
-        raise ValueError(MSG_TOKEN.format(other=token.device, device=str(wanted)))
+    """Order the next collective of ``device`` after ``token``. Raises ValueError for another device's token.
+
+    Only checks the token: the next collective comes after all earlier ones in any case.
+    """
+    own_device = runtime.trace_of(device).device
+    if token.device != own_device:
+        raise ValueError(MSG_TOKEN.format(other=token.device, device=str(own_device)))
 
 
-def _after(tensor: torch.Tensor, token: IrValue) -> None:
+def _check_token(tensor: torch.Tensor, token: IrValue) -> None:
     _set_all_reduce_token(str(tensor.device), token)
 
 
@@ -67,11 +73,11 @@ def _xla_all_reduce_inplace(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> None:
-    """``xm.all_reduce`` of tensors, in place."""
+    """``xm.all_reduce`` of a list of tensors, in place."""
     xm.all_reduce(reduce_type, list(tensors), scale, groups, pin_layout)
 
 
-def _gathered(
+def _gather(
     value: object, dim: int, count: int, groups: _Groups, output: Operand = None
 ) -> Operand:
     xm.check_group_size("all_gather", value, count, groups)
@@ -89,7 +95,7 @@ def _xla_all_gather(
 ) -> torch.Tensor:
     """``xm.all_gather`` of one tensor over groups of ``shard_count`` replicas."""
     del pin_layout, channel_id, use_global_device_ids
-    result: torch.Tensor = _gathered(input, dim, shard_count, groups)
+    result: torch.Tensor = _gather(input, dim, shard_count, groups)
     return result
 
 
@@ -102,9 +108,9 @@ def _xla_all_gather_out(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> IrValue:
-    """``xm.all_gather`` into ``output``; the collective's token."""
-    _after(input, token)
-    _gathered(input, dim, shard_count, groups, output)
+    """``xm.all_gather`` into ``output``; returns the collective's token."""
+    _check_token(input, token)
+    _gather(input, dim, shard_count, groups, output)
     return _token(input)
 
 
@@ -116,9 +122,9 @@ def _xla_all_gather_coalesced(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> list[Operand]:
-    """``xm.all_gather`` of a list, and last the collective's token."""
-    _after(inputs[0], token)
-    return [*_gathered(list(inputs), dim, shard_count, groups), _token(inputs[0])]
+    """``xm.all_gather`` of a list; returns the results, followed by the collective's token."""
+    _check_token(inputs[0], token)
+    return [*_gather(list(inputs), dim, shard_count, groups), _token(inputs[0])]
 
 
 def _xla_all_gather_coalesced_out(
@@ -130,9 +136,9 @@ def _xla_all_gather_coalesced_out(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> IrValue:
-    """``xm.all_gather`` of a list into ``outputs``; the collective's token."""
-    _after(inputs[0], token)
-    _gathered(list(inputs), dim, shard_count, groups, list(outputs))
+    """``xm.all_gather`` of a list into ``outputs``; returns the collective's token."""
+    _check_token(inputs[0], token)
+    _gather(list(inputs), dim, shard_count, groups, list(outputs))
     return _token(inputs[0])
 
 
@@ -148,9 +154,9 @@ def _xla_reduce_scatter(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> tuple[torch.Tensor, IrValue]:
-    """``xm.reduce_scatter`` of one tensor, and the collective's token."""
+    """``xm.reduce_scatter`` of one tensor; returns the result and the collective's token."""
     del pin_layout, channel_id, use_global_device_ids
-    _after(input, token)
+    _check_token(input, token)
     result = xm.reduce_scatter(reduce_type, input, scale, scatter_dim, shard_count, groups)
     return result, _token(input)
 
@@ -166,8 +172,8 @@ def _xla_reduce_scatter_out(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> IrValue:
-    """``xm.reduce_scatter`` into ``output``; the collective's token."""
-    _after(input, token)
+    """``xm.reduce_scatter`` into ``output``; returns the collective's token."""
+    _check_token(input, token)
     xm.reduce_scatter(reduce_type, input, scale, scatter_dim, shard_count, groups, output)
     return _token(input)
 
@@ -182,8 +188,8 @@ def _xla_reduce_scatter_coalesced(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> list[Operand]:
-    """``xm.reduce_scatter`` of a list, and last the collective's token."""
-    _after(inputs[0], token)
+    """``xm.reduce_scatter`` of a list; returns the results, followed by the collective's token."""
+    _check_token(inputs[0], token)
     results = xm.reduce_scatter(reduce_type, list(inputs), scale, scatter_dim, shard_count, groups)
     return [*results, _token(inputs[0])]
 
@@ -199,8 +205,8 @@ def _xla_reduce_scatter_coalesced_out(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> IrValue:
-    """``xm.reduce_scatter`` of a list into ``outputs``; the collective's token."""
-    _after(inputs[0], token)
+    """``xm.reduce_scatter`` of a list into ``outputs``; returns the collective's token."""
+    _check_token(inputs[0], token)
     sources, targets = list(inputs), list(outputs)
     xm.reduce_scatter(reduce_type, sources, scale, scatter_dim, shard_count, groups, targets)
     return _token(inputs[0])
@@ -215,8 +221,8 @@ def _xla_all_to_all(
     groups: _Groups,
     pin_layout: bool = True,
 ) -> tuple[torch.Tensor, IrValue]:
-    """``xm.all_to_all``, and the collective's token."""
-    _after(input, token)
+    """``xm.all_to_all``; returns the result and the collective's token."""
+    _check_token(input, token)
     result = xm.all_to_all(input, split_dimension, concat_dimension, split_count, groups)
     return result, _token(input)
 
@@ -224,16 +230,16 @@ def _xla_all_to_all(
 def _xla_collective_permute(
     input: torch.Tensor, token: IrValue, pairs: _Groups
 ) -> tuple[torch.Tensor, IrValue]:
-    """``xm.collective_permute``, and the collective's token."""
-    _after(input, token)
+    """``xm.collective_permute``; returns the result and the collective's token."""
+    _check_token(input, token)
     return xm.collective_permute(input, pairs), _token(input)
 
 
 def _xla_send(input: torch.Tensor, token: IrValue, channel_id: int) -> tuple[object, ...]:
-    """Not here: raises NotImplementedError that names ``xm.collective_permute``."""
+    """Not supported: raises NotImplementedError, which names ``xm.collective_permute``."""
     raise NotImplementedError(xm.MSG_ONE_SIDED.format(name="_xla_send", channel=channel_id))
 
 
 def _xla_recv(output: torch.Tensor, token: IrValue, channel_id: int) -> tuple[object, ...]:
-    """Not here: raises NotImplementedError that names ``xm.collective_permute``."""
+    """Not supported: raises NotImplementedError, which names ``xm.collective_permute``."""
     raise NotImplementedError(xm.MSG_ONE_SIDED.format(name="_xla_recv", channel=channel_id))

@@ -1,8 +1,8 @@
-"""The collectives of replicas that are threads of one process: computed on the host.
+"""The collectives of replicas that are threads of one process, computed on the host.
 
-A program over several devices of one process runs on all of them in one call, so every thread would
-have to record the very same step, down to which values its garbage still holds. Threads meet at the
-collective instead, with the values that it takes; the programs stay each device's own.
+A program over several devices of one process runs on all of them in one call, so all threads would have to record
+exactly the same step, including values that only uncollected garbage still holds. Instead, the threads
+exchange the operands of each collective, and each device runs its own programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xla_core.extension_api.steps import Trace
 from xla_core.extension_api.tensors import read, upload
 from xla_dist.processes.thread_replicas import Team
 
-# One entry per replica, in ordinal order; each a list of tensors.
+# For each replica, in the order of the ordinals, a list of tensors.
 Values = list[list[torch.Tensor]]
 
 _COMBINE: Final[dict[str, Callable[..., torch.Tensor]]] = {
@@ -38,7 +38,10 @@ def _nested(flat: Sequence[int], size: int) -> list[list[int]]:
 def _in_groups(
     values: Values, flat: Sequence[int], size: int, function: Callable[[list[Any], int], Any]
 ) -> Values:
-    """``function(the group's tensors, a replica's place in it)`` for every tensor and replica."""
+    """Call ``function(tensors of the group, place in the group)`` for each tensor of each replica.
+
+    ``flat`` lists the replicas of all groups, ``size`` in each.
+    """
     results: Values = [[] for _ in values]
     for group in _nested(flat, size):
         for i in range(len(values[0])):
@@ -102,19 +105,26 @@ _COLLECTIVES: Final[dict[str, Callable[..., Values]]] = {
 
 
 def compute(name: str, values: Values, arguments: Sequence[Operand]) -> Values:
-    """What each replica gets of the collective ``name``; the last arguments are the groups."""
+    """The results of each replica for the collective ``name``.
+
+    ``arguments`` are those of the operator in ``collective_ops``, without ``after``.
+    """
     return _COLLECTIVES[name](values, *arguments)
 
 
 def run(
     team: Team, trace: Trace, name: str, tensors: Operand, arguments: Sequence[Operand]
 ) -> list[torch.Tensor]:
-    """One collective among threads; runs what ``tensors`` need and waits for the other threads."""
+    """Compute one collective among the threads of ``team``; returns this thread's results, on its device.
+
+    Runs the pending operations that ``tensors`` (one, or a list) depend on, and waits for the other threads. Raises
+    RuntimeError if they run another collective, or do not arrive.
+    """
     inputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = [read(x) for x in inputs]
-    shapes = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in given)
+    values = [read(x) for x in inputs]
+    shapes = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in values)
     what = f"{name} {' '.join(map(str, arguments))} of {shapes}"
     function = functools.partial(compute, name, arguments=arguments)
     ordinal = team.devices.index(trace.backend.placement.devices[0])
-    results: Values = team.meet(ordinal, what, given, function)
+    results: Values = team.exchange(ordinal, what, values, function)
     return [upload(x.contiguous(), trace) for x in results[ordinal]]

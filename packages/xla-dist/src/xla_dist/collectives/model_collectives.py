@@ -1,7 +1,11 @@
-"""``xm``'s collectives: recorded in the graph and compiled with the step.
+"""The collectives of ``xm``, which are recorded in the step and compiled with it.
 
-With one replica each gives what a group of one gives. None of them is differentiated: those of
+With one replica, each returns the result for a group of one. They are not differentiable; those of
 ``torch_xla.core.functions`` are.
+
+In all of them, ``groups`` is a list of lists of ordinals, in which each ordinal occurs once and all lists have one
+length: each group runs the collective by itself (default: one group of all replicas). ``pin_layout``,
+``channel_id`` and ``use_global_device_ids`` have no effect: torch_xla's callers pass them.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ REDUCE_MAX: Final = "max"
 Groups = Sequence[Sequence[int]] | None
 
 MSG_NOT_XLA: Final = (
-    "{name} takes tensors on an xla device, got one on {device}; move it there first"
+    "{name} takes tensors on an xla device, got one on {device}; move it to an xla device first"
 )
 MSG_DIMENSION: Final = (
     "Dimension out of range (expected to be in range of [{low}, {high}], but got {got})"
@@ -42,30 +46,34 @@ MSG_SHARDS: Final = "{name}: {argument}={got}, but the groups have {wanted} repl
 MSG_REDUCTION: Final = "{name}: the reduction {kind!r} is not one of {known}"
 MSG_DTYPE: Final = "{name}: there is no reduction {kind!r} of {dtype}"
 MSG_ONE_SIDED: Final = (
-    "{name}(channel_id={channel}): programs have no one-sided transfers; let all replicas call "
-    "xm.collective_permute(value, pairs)"
+    "{name}(channel_id={channel}): programs cannot transfer data between only two replicas; call "
+    "xm.collective_permute(value, pairs) on all replicas"
 )
 
-# The order of the collectives recorded last, by device and pending step (its epoch): a scalar.
+# By device and pending step (by its epoch): the order of the collective that was recorded last, a scalar.
 _orders: Final[dict[Trace, dict[int, torch.Tensor]]] = {}
 
 
 def _trace(name: str, tensors: Sequence[torch.Tensor]) -> Trace:
-    """The trace that a collective of ``tensors`` is recorded in. Raises TypeError or ValueError."""
+    """The trace in which a collective of ``tensors`` is recorded.
+
+    Raises ValueError if there are none, TypeError for a tensor that is not on an xla device.
+    """
     if not tensors:
         raise ValueError(MSG_EMPTY.format(name=name))
     for tensor in tensors:
         if not isinstance(tensor, XLATensor):
-            where = getattr(tensor, "device", type(tensor).__name__)
-            raise TypeError(MSG_NOT_XLA.format(name=name, device=where))
+            device = getattr(tensor, "device", type(tensor).__name__)
+            raise TypeError(MSG_NOT_XLA.format(name=name, device=device))
     trace: Trace = storage_of(tensors[0]).trace
     return trace
 
 
 def record(trace: Trace, name: str, tensors: Operand, *arguments: object) -> list[torch.Tensor]:
-    """Record one collective after all that were recorded before it on this device.
+    """Record one collective, to run after all that were recorded before it on this device; returns its results.
 
-    Between threads of one process it is computed at once.
+    ``name`` and ``arguments`` are those of an operator of ``collective_ops``, without ``after``; ``tensors`` is one
+    tensor or a list. Among threads of one process the collective is computed immediately.
     """
     team = team_of(trace.backend.replicas)
     if team is not None:
@@ -74,26 +82,28 @@ def record(trace: Trace, name: str, tensors: Operand, *arguments: object) -> lis
         orders = _orders.get(trace, {})
         operator = getattr(operators, name)
         results = list(operator(tensors, *arguments, orders.get(trace.epoch)))
-        trace.cur.locate_here()  # once per place in a step: reports name the line
+        # reports of collectives name the user's line; this finds it once per place in a step
+        trace.cur.locate_here()
+        # the orders of steps that have ended are dropped: only parked steps, of other threads, can go on
         orders = {e: after for e, after in orders.items() if e in trace.parked}
         _orders[trace] = {**orders, trace.epoch: results.pop()}
     return results
 
 
 def order_of(trace: Trace) -> torch.Tensor | None:
-    """The mark of the collective recorded last in the calling thread's step; None: there is none."""
+    """The order of the collective that was recorded last in the calling thread's step; None without one."""
     with trace.lock:
         return _orders.get(trace, {}).get(trace.epoch)
 
 
 def check_group_size(name: str, value: object, shard_count: int, groups: Groups) -> None:
-    """Raises ValueError where ``shard_count`` is not the size of a group, as ``reduce_scatter`` does."""
+    """Raise ValueError if ``shard_count`` is not the size of a group, as ``reduce_scatter`` does."""
     trace = _trace(name, _listed(value))
     _check_shards(name, "shard_count", shard_count, flat_groups(groups, world_of(trace))[1])
 
 
 def world_of(trace: Trace) -> int:
-    """The number of replicas a collective on this device talks to.
+    """The number of replicas that take part in a collective on this trace's device.
 
     Raises RuntimeError for a device that is not one of the job's replicas.
     """
@@ -101,16 +111,16 @@ def world_of(trace: Trace) -> int:
 
 
 def flat_groups(groups: Groups, world: int) -> tuple[list[int], int]:
-    """Replica groups one after the other, and the size of one.
+    """The ordinals of all groups in one list, and the size of a group.
 
-    Raises ValueError unless every replica is in exactly one group and all are of one size.
+    Raises ValueError unless each of the ``world`` replicas is in exactly one group and all groups have one size.
     """
     nested = primitives.world(groups or (), world)
     return list(itertools.chain.from_iterable(nested)), len(nested[0])
 
 
 def _check_kind(name: str, kind: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError for an unknown reduction, TypeError for a dtype that it does not take."""
+    """Raise ValueError for an unknown reduction, TypeError for a dtype that it does not support."""
     if kind not in REDUCTIONS:
         known = ", ".join(REDUCTIONS)
         raise ValueError(MSG_REDUCTION.format(name=name, kind=kind, known=known))
@@ -123,7 +133,11 @@ def _check_kind(name: str, kind: str, tensors: Sequence[torch.Tensor]) -> None:
 def reduced(
     kind: str, inputs: Sequence[torch.Tensor], groups: Groups = None
 ) -> list[torch.Tensor]:  # fmt: skip
-    """New tensors with ``inputs`` reduced over the replicas, by one collective."""
+    """The reductions of ``inputs`` over the replicas, by one collective, as new tensors.
+
+    ``kind`` is one of ``REDUCTIONS``. Raises ValueError for another, TypeError for a dtype that it does not
+    support.
+    """
     trace = _trace("all_reduce", inputs)
     _check_kind("all_reduce", kind, inputs)
     world = world_of(trace)
@@ -139,12 +153,13 @@ def all_reduce(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Operand:
-    """``inputs`` reduced over the replicas (``sum, mul, and, or, min, max``), then times ``scale``.
+    """Reduce ``inputs`` over the replicas, and multiply the result by ``scale`` (default: 1).
 
-    A tensor gives a new tensor. A list of tensors is reduced in place, by one collective, and
-    returned. ``groups`` is a list of lists of ordinals, each ordinal in one of them: every group
-    reduces by itself. ``pin_layout`` is accepted for torch_xla's sake. ``and`` and ``or`` are bitwise, for
-    integers and booleans; booleans take ``sum`` as or, ``mul`` as and.
+    ``reduce_type`` is ``sum``, ``mul``, ``and``, ``or``, ``min`` or ``max``. ``inputs`` is one tensor, for which a
+    new tensor is returned, or a list of tensors, which are reduced in place by one collective, and
+    returned. Shapes and dtypes stay the same. ``and`` and ``or`` are bitwise, for integers and booleans; for
+    booleans ``sum`` is ``or`` and ``mul`` is ``and``. Raises ValueError for an unknown
+    reduction, TypeError for a dtype that it does not support and for tensors that are not on an xla device.
     """
     del pin_layout
     if isinstance(inputs, torch.Tensor):
@@ -172,7 +187,7 @@ def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def _stored(name: str, output: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """``result``, or ``output`` with its value."""
+    """``result``, or ``output`` after its value has been copied into it. Raises ValueError for another shape."""
     if output is None:
         return result
     if output.shape != result.shape:
@@ -184,7 +199,7 @@ def _stored(name: str, output: torch.Tensor | None, result: torch.Tensor) -> tor
 
 
 def _positive(dim: int, tensor: torch.Tensor) -> int:
-    """A dimension counted from the front. Raises IndexError for one that is not there, in any world."""
+    """``dim`` counted from the front. Raises IndexError if ``tensor`` has no such dimension."""
     size = tensor.dim()
     if not -size <= dim < size:
         raise IndexError(MSG_DIMENSION.format(low=-size, high=size - 1, got=dim))
@@ -198,6 +213,7 @@ def _listed(value: Operand) -> list[torch.Tensor]:
 def _lists(
     name: str, value: object, output: Operand
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors and their outputs as lists. Raises ValueError if the lists differ in length."""
     values = _listed(value)
     outputs = [None] * len(values) if output is None else _listed(output)
     if len(outputs) != len(values):
@@ -214,10 +230,11 @@ def all_gather(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Operand:
-    """The values of all replicas of the group side by side along ``dim``.
+    """The values of all replicas of the group, concatenated along ``dim`` (default: 0).
 
-    A list gives a list, gathered one by one in one operator. ``output`` takes the result in place.
-    The last three are accepted for torch_xla's sake.
+    ``value`` is a tensor, or a list of tensors, for which a list is returned. ``output`` is a tensor, or a list of
+    tensors, into which the results are copied, and which is returned (default: None, new tensors). Raises
+    IndexError if there is no such dimension, ValueError for an output of another shape.
     """
     del pin_layout, channel_id, use_global_device_ids
     values, outputs = _lists("all_gather", value, output)
@@ -244,10 +261,12 @@ def reduce_scatter(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Operand:
-    """This replica's slice along ``scatter_dim`` of the reduction, times ``scale``.
+    """This replica's slice along ``scatter_dim`` of the reduction, multiplied by ``scale``.
 
-    ``shard_count`` is the size of a group. A list gives a list. Raises ValueError where the
-    dimension cannot be split evenly.
+    ``reduce_type`` is that of ``all_reduce``, and ``shard_count`` the size of a group. ``input`` is a tensor, or a
+    list of tensors, for which a list is returned. ``output`` is as in ``all_gather``. Raises
+    ValueError if the dimension cannot be split evenly, or for another ``shard_count``; IndexError if there is no
+    such dimension; TypeError for a dtype that the reduction does not support.
     """
     del pin_layout, channel_id, use_global_device_ids
     values, outputs = _lists("reduce_scatter", input, output)
@@ -278,9 +297,10 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Slice i along ``split_dimension`` goes to the group's replica i; what comes is concatenated.
+    """Send slice i along ``split_dimension`` to the group's replica i; returns the received slices.
 
-    ``split_count`` is the size of a group.
+    They are concatenated along ``concat_dimension``, in the order of the replicas that they come from.
+    ``split_count`` is the size of a group; raises ValueError otherwise, or if the dimension cannot be split evenly.
     """
     del pin_layout
     trace = _trace("all_to_all", [value])
@@ -294,10 +314,10 @@ def all_to_all(
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The value of the replica that sends to this one, after ``pairs`` of (source, target) ordinals.
+    """The ``value`` of the replica that sends to this one, by ``pairs`` of (source, target) ordinals.
 
-    Zeros where no pair has this replica as its target. Raises ValueError when an ordinal is not
-    there, sends twice or is sent to twice.
+    Zeros of the same shape if no pair has this replica as its target. Raises ValueError for an ordinal that does
+    not exist, or that is the source or the target of two pairs.
     """
     trace = _trace("collective_permute", [value])
     world = world_of(trace)
@@ -320,10 +340,10 @@ def collective_broadcast(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> None:
-    """Give ``tensors``, in place, the values they have on replica ``root_ordinal``.
+    """Copy the values of ``tensors`` on replica ``root_ordinal`` (default: 0) to the other replicas, in place.
 
-    With ``groups`` only those in the root's group change. Raises ValueError for an ordinal that is
-    not there.
+    With ``groups`` only the tensors of the root's group change. Raises ValueError for an ordinal that does not
+    exist.
     """
     del pin_layout
     tensors = list(tensors)
@@ -338,7 +358,7 @@ def collective_broadcast(
 def broadcast(
     tensors: Sequence[torch.Tensor], root: int, groups: Groups = None
 ) -> list[torch.Tensor]:
-    """New tensors with replica ``root``'s values; see ``collective_broadcast``."""
+    """New tensors with the values of replica ``root``; see ``collective_broadcast``."""
     trace = _trace("collective_broadcast", tensors)
     world = world_of(trace)
     if not 0 <= root < world:
@@ -349,10 +369,10 @@ def broadcast(
 
 
 def send(value: torch.Tensor, channel_id: int) -> None:
-    """Not here: raises NotImplementedError that names ``collective_permute``."""
+    """Not supported: raises NotImplementedError, which names ``collective_permute``."""
     raise NotImplementedError(MSG_ONE_SIDED.format(name="send", channel=channel_id))
 
 
 def recv(output: torch.Tensor, channel_id: int) -> None:
-    """Not here: raises NotImplementedError that names ``collective_permute``."""
+    """Not supported: raises NotImplementedError, which names ``collective_permute``."""
     raise NotImplementedError(MSG_ONE_SIDED.format(name="recv", channel=channel_id))

@@ -1,8 +1,8 @@
-"""torch.distributed's process groups on ``xla``: collectives recorded in the graph.
+"""``ProcessGroupXla``: torch.distributed's process groups on ``xla``.
 
-A collective is recorded and runs with the step; ``wait()`` returns at once, as reading a result
-waits for it anyway. CPU tensors (object collectives, sizes) and one-sided transfers go through the
-coordinator at once. A group of some ranks is called by these only; the others do not notice.
+A collective of xla tensors is recorded, and runs with the step; ``wait()`` returns immediately, because reading a
+result waits for it anyway. CPU tensors (of object collectives, for example) and transfers between two ranks go
+through the job's coordinator immediately. Only the members of a group call its collectives.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from xla_dist.processes import rendezvous
 MSG_OP: Final = "the xla backend has no reduction {op}; it has {known}"
 MSG_MIXED: Final = "{name}: tensors on {devices}; give either xla tensors or CPU tensors"
 MSG_SPLITS: Final = (
-    "all_to_all_single on xla tensors splits evenly over the {size} ranks; got sizes {sizes}. Programs "
+    "all_to_all_single on xla tensors needs parts of one size for all {size} ranks; got sizes {sizes}. Programs "
     "have fixed shapes: pad the parts, or use CPU tensors"
 )
 MSG_WORLD: Final = (
-    "{name}: there are {got} replicas now, and there were {wanted} when this process group was made; "
+    "{name}: there are {got} replicas now, but there were {wanted} when this process group was created; "
     "call xm.set_replication before init_process_group"
 )
 MSG_MESH: Final = "xla_pg_options: rank {rank} is in no row of mesh={mesh}"
-MSG_SIZE: Final = "a process group of size={size} with ranks={ranks}"
+MSG_SIZE: Final = "a process group of size={size} cannot have the ranks {ranks}"
 MSG_IRREGULAR: Final = (
     "xla_pg_options: ranks {ranks} are neither a row nor a column of a rectangle of all {world} ranks; name "
     "the groups by {{'mesh': [[...], ...]}}"
@@ -59,11 +59,11 @@ def _kind(op: Operand) -> str:
 
 
 class ProcessGroupXla(dist.ProcessGroup):
-    """The process group of the backend ``xla``, of ``size`` members, of which this process is number ``rank``.
+    """A process group of the backend ``xla`` with ``size`` members, of which this process is number ``rank``.
 
-    ``ranks`` are the members' ordinals, in order (default: the first ``size``). ``prefix_store`` is what
-    ``torch.distributed`` made for it. ``timeout`` is kept: collectives wait as long as the job lives. Raises
-    ValueError unless there are ``size`` ranks.
+    ``ranks`` are the members' ordinals, in order (default: the first ``size``). ``prefix_store`` is the store that
+    ``torch.distributed`` has created for it. ``timeout`` is kept but has no effect: ``XLA_DIST_WAIT_TIMEOUT``
+    bounds a wait. Raises ValueError unless there are ``size`` ranks.
     """
 
     def __init__(
@@ -93,34 +93,34 @@ class ProcessGroupXla(dist.ProcessGroup):
         return "xla"
 
     def _get_backend(self, device: torch.device) -> ProcessGroupXla:
-        """Itself: there is no backend in C++. ``batch_isend_irecv`` of torch 2.15 asks it what it can do."""
+        """This group: it has no backend in C++. ``batch_isend_irecv`` of torch 2.15 asks for its capabilities."""
         del device
         return self
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Where its tensors may be: ``torch.distributed.checkpoint.async_save`` asks for the CPU."""
+        """The devices of tensors that it takes: ``torch.distributed.checkpoint.async_save`` requires the CPU."""
         return [torch.device("xla"), torch.device("cpu")]
 
-    # --- its name: that of torch's own groups is kept by a backend in C++, which this one has not ---
+    # --- its name: a C++ backend, which this group does not have, stores the names of torch's own groups ---
 
     def getGroupName(self) -> str:
-        """The name that ``torch.distributed`` has given the group."""
+        """The name that ``torch.distributed`` has given to the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Give the group the name by which functional collectives find it."""
+        """Set the name by which functional collectives find the group."""
         self._name = name
 
     _set_group_name = setGroupName
     group_name = property(getGroupName)
 
     def getGroupDesc(self) -> str:
-        """What the group is for, as ``group_desc`` of ``dist.new_group`` says."""
+        """The description of the group: ``group_desc`` of ``dist.new_group``."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Say what the group is for."""
+        """Set the description of the group."""
         self._description = description
 
     _set_group_desc = setGroupDesc
@@ -131,19 +131,26 @@ class ProcessGroupXla(dist.ProcessGroup):
     def run(
         self, name: str, tensors: Sequence[torch.Tensor], *arguments: Operand
     ) -> list[torch.Tensor]:
-        """The collective ``name`` of the group (``collective_ops``); new tensors, nothing is written."""
+        """Run the group's collective ``name``, an operator of ``collective_ops``; returns new tensors.
+
+        ``arguments`` are those of the operator before its groups. Raises ValueError if some of ``tensors`` are on
+        the CPU and others on xla.
+        """
         return self._run(name, tensors, *arguments)
 
     def reduced(
         self, name: str, tensors: Sequence[torch.Tensor], op: object, *arguments: object
     ) -> list[Any]:
-        """``run`` of one that reduces by ``op``, which may be the mean."""
+        """``run`` for a collective that reduces by ``op``, a ``dist.ReduceOp``, which may be ``AVG``.
+
+        Raises ValueError for an operation that the backend does not have.
+        """
         return self._averaged(self._run(name, tensors, _kind(op), *arguments), op)
 
     def _run(
         self, name: str, tensors: Sequence[torch.Tensor], *arguments: object
     ) -> list[torch.Tensor]:
-        """One collective of the group; new tensors."""
+        """Record a collective of xla tensors, or compute one of CPU tensors; returns new tensors."""
         on_xla = [isinstance(t, XLATensor) for t in tensors]
         if all(on_xla):
             return self._record(name, [t.detach() for t in tensors], arguments)
@@ -164,39 +171,42 @@ class ProcessGroupXla(dist.ProcessGroup):
         if name == "broadcast":
             arguments = [self.ranks[arguments[0]]]
         if -1 in self._groups[0] and name not in ("all_reduce", "broadcast"):
-            return _through_reduction(self, name, tensors, arguments)
-        given = tensors[0] if name == "all_to_all" else tensors
-        return model_collectives.record(trace, name, given, *arguments, *self._groups)
+            return _through_broadcasts(self, name, tensors, arguments)
+        operand = tensors[0] if name == "all_to_all" else tensors
+        return model_collectives.record(trace, name, operand, *arguments, *self._groups)
 
     def _on_host(
         self, name: str, tensors: list[torch.Tensor], arguments: Sequence[object]
     ) -> list[torch.Tensor]:
-        everyone = rendezvous.gather_objects(f"torch.distributed {name}", tensors, self.ranks)
+        of_ranks = rendezvous.gather_objects(f"torch.distributed {name}", tensors, self.ranks)
         size = len(self.ranks)
-        results = host_collectives.compute(name, everyone, [*arguments, range(size), size])
+        results = host_collectives.compute(name, of_ranks, [*arguments, range(size), size])
         return results[self.me]
 
     # --- reductions ---
 
     def allreduce(self, tensors: Operand, opts: Operand = None) -> dist.Work:
-        """Reduce in place."""
+        """Reduce ``tensors`` in place by ``opts.reduceOp`` (default: SUM)."""
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         results = self._run("all_reduce", tensors, _kind(op))
         return _stored(tensors, self._averaged(results, op))
 
     def allreduce_coalesced(self, tensors: Operand, opts: object = None) -> dist.Work:
-        """``allreduce`` of several tensors by one collective."""
+        """``allreduce``, which reduces several tensors by one collective in any case."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Operand, opts: Operand) -> dist.Work:
-        """Reduce in place on rank ``opts.rootRank``; the others keep their values."""
+        """Reduce ``tensors`` in place on rank ``opts.rootRank``; on other ranks they keep their values."""
         results = self._averaged(
             self._run("all_reduce", tensors, _kind(opts.reduceOp)), opts.reduceOp
         )
         return _stored(tensors, results) if self.me == opts.rootRank else _work(tensors)
 
     def reduce_scatter(self, outputs: Operand, inputs: Operand, opts: Operand = None) -> dist.Work:
-        """Each rank's own of ``inputs[0]`` (one tensor per rank), reduced."""
+        """Reduce a list of tensors, one per rank, and write this rank's result to the output.
+
+        ``inputs`` has such a list for each of ``outputs``.
+        """
         for output, parts in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, torch.cat([p.reshape(-1) for p in parts]), opts)
         return _work(outputs)
@@ -204,7 +214,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def _reduce_scatter_base(
         self, output: Operand, input: Operand, opts: Operand = None
     ) -> dist.Work:
-        """This rank's slice of ``input``, reduced."""
+        """Write this rank's slice of the reduction of ``input`` to ``output``."""
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         results = self._run("reduce_scatter", [input.reshape(-1)], _kind(op), 0)
         (part,) = self._averaged(results, op)
@@ -213,7 +223,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def reduce_scatter_tensor_coalesced(
         self, outputs: Operand, inputs: Operand, opts: object = None
     ) -> dist.Work:
-        """``_reduce_scatter_base`` of several tensors."""
+        """``_reduce_scatter_base`` for each of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, input, opts)
         return _work(outputs)
@@ -229,22 +239,25 @@ class ProcessGroupXla(dist.ProcessGroup):
     # --- movements ---
 
     def broadcast(self, tensors: Operand, opts: Operand) -> dist.Work:
-        """Rank ``opts.rootRank``'s values, in place."""
+        """Replace the values of ``tensors`` by those of rank ``opts.rootRank``."""
         return _stored(tensors, self._run("broadcast", tensors, opts.rootRank))
 
     def allgather(self, outputs: Operand, inputs: Operand, opts: object = None) -> dist.Work:
-        """Every rank's tensor, one output each; outputs beyond the ranks stay as they are."""
+        """Write the tensors of all ranks to a list of outputs, one per rank; further outputs do not change.
+
+        ``outputs`` has such a list for each of ``inputs``.
+        """
         del opts
         for places, value in zip(outputs, inputs, strict=True):
             _stored(places[: len(self.ranks)], self._gathered(value).unbind(0))
         return _work(outputs)
 
     def _gathered(self, value: torch.Tensor) -> torch.Tensor:
-        """Every rank's ``value`` along a new first dimension."""
+        """The values of all ranks, stacked along a new first dimension."""
         return self._run("all_gather", [value[None]], 0)[0]
 
     def _allgather_base(self, output: Operand, input: Operand, opts: object = None) -> dist.Work:
-        """Every rank's tensor in one output."""
+        """Write the tensors of all ranks to ``output``, one after the other."""
         del opts
         (whole,) = self._run("all_gather", [input.reshape(-1)], 0)
         return _stored([output], [whole.reshape(output.shape)])
@@ -252,7 +265,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def allgather_coalesced(
         self, output_lists: Operand, input_list: Operand, opts: object = None
     ) -> dist.Work:
-        """Every rank's list of tensors; ``output_lists`` has a list per rank."""
+        """Write each rank's list of tensors to ``output_lists``, which has one list per rank."""
         del opts
         for i, value in enumerate(input_list):
             _stored([places[i] for places in output_lists], self._gathered(value).unbind(0))
@@ -261,7 +274,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(
         self, outputs: Operand, inputs: Operand, opts: object = None
     ) -> dist.Work:
-        """``_allgather_base`` of several tensors."""
+        """``_allgather_base`` for each of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._allgather_base(output, input, opts)
         return _work(outputs)
@@ -270,7 +283,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, outputs: Operand, inputs: Operand, opts: Operand) -> dist.Work:
-        """Every rank's tensor, on rank ``opts.rootRank``."""
+        """Write the tensors of all ranks to ``outputs`` on rank ``opts.rootRank``."""
         parts = [self._gathered(value).unbind(0) for value in inputs]
         if self.me == opts.rootRank:
             for places, values in zip(outputs, parts, strict=True):
@@ -278,7 +291,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _work(outputs)
 
     def scatter(self, outputs: Operand, inputs: Operand, opts: Operand) -> dist.Work:
-        """Rank ``opts.rootRank``'s list of tensors, one to each rank."""
+        """Send each rank one tensor of the list that rank ``opts.rootRank`` has for each output."""
         for i, output in enumerate(outputs):
             parts = inputs[i] if self.me == opts.rootRank else [output] * len(self.ranks)
             (whole,) = self._run("broadcast", [torch.stack(list(parts))], opts.rootRank)
@@ -286,14 +299,17 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _work(outputs)
 
     def alltoall(self, outputs: Operand, inputs: Operand, opts: object = None) -> dist.Work:
-        """The i-th input goes to rank i; outputs by where they come from."""
+        """Send input i to rank i, and write the tensor from rank i to output i.
+
+        Tensors of different shapes go through the host.
+        """
         del opts
         if len({t.shape for t in [*inputs, *outputs]}) == 1:
             (whole,) = self._run("all_to_all", [torch.stack(list(inputs))], 0, 0)
             return _stored(outputs, whole.unbind(0))
         host = [t.detach().cpu() for t in inputs]
-        everyone = rendezvous.gather_objects("torch.distributed alltoall", host, self.ranks)
-        return _stored(outputs, [sent[self.me] for sent in everyone])
+        of_ranks = rendezvous.gather_objects("torch.distributed alltoall", host, self.ranks)
+        return _stored(outputs, [sent[self.me] for sent in of_ranks])
 
     def alltoall_base(
         self,
@@ -303,7 +319,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         input_sizes: Operand,
         opts: object = None,
     ) -> dist.Work:
-        """Slices of ``input`` along dimension 0, one to each rank."""
+        """Send slices of ``input`` along dimension 0 to the ranks; ``output`` gets the received slices.
+
+        ``input_sizes`` and ``output_sizes`` are the numbers of rows; empty means slices of one size. Raises
+        ValueError for xla tensors with different sizes.
+        """
         size = len(self.ranks)
         if not input_sizes and not output_sizes:
             (whole,) = self._run("all_to_all", [input], 0, 0)
@@ -321,7 +341,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     # --- on the host ---
 
     def barrier(self, opts: object = None) -> dist.Work:
-        """Wait for all ranks of the group, and for what this one has recorded."""
+        """Run this rank's pending step, and wait for all ranks of the group."""
         del opts
         training.sync()
         if len(self.ranks) > 1:
@@ -329,50 +349,51 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _work([])
 
     def send(self, tensors: Operand, destination: int, tag: int = 0) -> dist.Work:
-        """Hand tensors to another rank; returns at once."""
+        """Send ``tensors`` to rank ``destination`` of the group; does not wait until it receives them."""
         key = self._mail(self.ranks[self.me], self.ranks[destination], tag)
         rendezvous.put(key, pickle.dumps([t.detach().cpu() for t in tensors]))
         return _work(tensors)
 
     def recv(self, tensors: Operand, source: int, tag: int = 0) -> dist.Work:
-        """Take what rank ``source`` sent, waiting for it."""
+        """Write the tensors that rank ``source`` of the group sends to ``tensors``; waits for them."""
         origin = self.ranks[source]
         key = self._mail(origin, self.ranks[self.me], tag)
-        with BoundedWait(f"recv from rank {source}", self.ranks[self.me]) as patience:
-            data = rendezvous.take(key, origin, patience)
+        with BoundedWait(f"recv from rank {source}", self.ranks[self.me]) as bounded_wait:
+            data = rendezvous.take(key, origin, bounded_wait)
         return _stored(tensors, pickle.loads(data))
 
     def _mail(self, source: int, target: int, tag: int) -> str:
-        """The key of the next message from ``source`` to ``target``: both count them."""
+        """The key of the next message from ``source`` to ``target``; both ranks count the messages."""
         route = (source, target, tag)
         number = self._sent[route] = self._sent.get(route, 0) + 1
         group = "-".join(map(str, self.ranks))
         return f"xla/mail/{group}/{source}-{target}-{tag}/{number}"
 
     def recv_anysource(self, tensors: Operand, tag: int = 0) -> dist.Work:
-        """Not here: raises NotImplementedError; name the source."""
+        """Not supported: raises NotImplementedError, because a receiver must name the source."""
         raise NotImplementedError(
             "the xla backend receives from a named rank: recv(tensor, src=...)"
         )
 
 
 def _padded_groups(ranks: Sequence[int], world: int) -> tuple[list[int], int]:
-    """Replica groups for a program that only ``ranks`` run: they first, then the others somehow.
+    """Replica groups for a program that only ``ranks`` run: a group of them, and groups of the other replicas.
 
-    Where the others do not fill groups of the same size, the rest of a group is -1.
+    XLA wants every replica in a group, although the others do not run this program. -1 fills the last group up to
+    the size of the others.
     """
     size = len(ranks)
     others = [r for r in range(world) if r not in ranks]
     return [*ranks, *others, *[-1] * (-len(others) % size)], size
 
 
-def _through_reduction(
+def _through_broadcasts(
     group: ProcessGroupXla, name: str, tensors: list[torch.Tensor], arguments: Sequence[object]
 ) -> list[Any]:
-    """A movement between ranks that are no whole number of equal groups: by sums of bit patterns.
+    """A collective of a group that does not divide the replicas into groups of one size, by broadcasts.
 
-    XLA moves only between groups of one size. Every rank writes its value into its row of zeros, and
-    broadcasts of the rows, which are exact, give everyone all of them.
+    XLA reduces in groups of different sizes, but moves values only between groups of one size. Our broadcast is an
+    exact reduction: each rank broadcasts its values, and each computes its result from those of all ranks.
     """
     size = len(group.ranks)
     rows = [group._run("broadcast", tensors, place) for place in range(size)]
@@ -380,6 +401,7 @@ def _through_reduction(
 
 
 def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dist.Work:
+    """Copy ``values`` into ``targets``; returns a finished work."""
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value.reshape(target.shape))
@@ -387,46 +409,46 @@ def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
 
 
 def _work(result: object) -> dist.Work:
-    """A finished work: what was recorded runs with the step, and reading a result waits for it."""
+    """A work that has finished: the collective runs with the step, and reading its result waits for it."""
     return distributed.finished_work(result)
 
 
 def create(options: Operand, backend_options: object) -> ProcessGroupXla:
-    """The process group that torch.distributed asks the backend for.
+    """Create a process group for ``torch.distributed``, which passes ``options`` for a new group.
 
-    ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":
-    rows}}``, rows of ranks, every row is a group of its own. With ``{"xla_pg_options": {"spmd": True}}`` the
-    ranks have to be a row or a column of a rectangle (``regular_rows``). Raises ValueError for a rank in no row.
+    ``backend_options`` is ``pg_options`` of ``dist.new_group``. With ``{"xla_pg_options": {"mesh": rows}}``, where
+    ``rows`` are lists of ranks, each row is a group of its own. With ``{"xla_pg_options": {"spmd": True}}`` the
+    ranks must be a row or a column of a rectangle (``regular_rows``). Raises ValueError if this rank is in no row.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if jobs.connection() is None:
         runtime.world_size()  # starts the client, which joins the job of the environment
-    mine = ranks[options.group_rank]
-    wanted = backend_options if isinstance(backend_options, Mapping) else {}
-    given = wanted.get("xla_pg_options", {})
-    mesh = given.get("mesh") or [ranks]
-    if given.get("spmd") and not given.get("mesh"):
+    rank = ranks[options.group_rank]
+    by_backend = backend_options if isinstance(backend_options, Mapping) else {}
+    xla_options = by_backend.get("xla_pg_options", {})
+    mesh = xla_options.get("mesh") or [ranks]
+    if xla_options.get("spmd") and not xla_options.get("mesh"):
         mesh = regular_rows(ranks, runtime.world_size())
-    row = next((list(row) for row in mesh if mine in row), None)
+    row = next((list(row) for row in mesh if rank in row), None)
     if row is None:
-        raise ValueError(MSG_MESH.format(rank=mine, mesh=mesh))
-    group = ProcessGroupXla(options.store, row.index(mine), len(row), options.timeout, ranks=row)
+        raise ValueError(MSG_MESH.format(rank=rank, mesh=mesh))
+    group = ProcessGroupXla(options.store, row.index(rank), len(row), options.timeout, ranks=row)
     group._mesh = [list(r) for r in mesh]
     group.setGroupName(options.group_id)
     return group
 
 
 def regular_rows(ranks: Sequence[int], world: int) -> list[list[int]]:
-    """All rows, or all columns, of the rectangle of ``world`` ranks in which ``ranks`` are one.
+    """All rows, or all columns, of the rectangle of ``world`` ranks in which ``ranks`` are a row or a column.
 
-    ``[1, 5, 9]`` of 12 gives ``[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]``. Raises ValueError where there is no
-    such rectangle.
+    ``[1, 5, 9]`` of 12 ranks gives ``[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]``. Raises ValueError if there is
+    no such rectangle.
     """
     size = len(ranks)
-    others = world // size
-    if size * others == world:
+    count = world // size
+    if size * count == world:
         rows = [list(range(i, i + size)) for i in range(0, world, size)]
-        columns = [list(range(i, world, others)) for i in range(others)]
+        columns = [list(range(i, world, count)) for i in range(count)]
         for lines in (rows, columns):
             if list(ranks) in lines:
                 return lines
@@ -440,11 +462,11 @@ def new_xla_process_group(
     pg_options: object = None,
     **kwargs: object,
 ) -> Any:
-    """``dist.new_group``, which also takes ``pg_options={'xla_pg_options': {'mesh': rows}}``.
+    """``dist.new_group`` under the name that torch_xla has for it.
 
-    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``{'spmd': True}`` in its place checks
-    that ``ranks`` are a row or a column of a rectangle of all ranks, and raises ValueError otherwise.
-    ``dist.new_group`` takes the same options; this is torch_xla's name for it.
+    ``pg_options={'xla_pg_options': {'mesh': rows}}``, with a list of lists of ranks, makes each row a group of its
+    own. ``{'spmd': True}`` instead of the mesh requires that ``ranks`` are a row or a column of a rectangle of
+    all ranks, and raises ValueError otherwise. The other arguments are those of ``dist.new_group``.
     """
-    named = {"timeout": timeout, "backend": backend, "pg_options": pg_options, **kwargs}
-    return dist.new_group(list(ranks) if ranks is not None else None, **named)
+    options = {"timeout": timeout, "backend": backend, "pg_options": pg_options, **kwargs}
+    return dist.new_group(list(ranks) if ranks is not None else None, **options)

@@ -1,6 +1,7 @@
-"""``DeviceMesh("xla", ...)`` over the processes of a job: each dimension has its process groups.
+"""``DeviceMesh("xla", ...)`` over the processes of a job, with process groups for each dimension.
 
-torch makes none for ``xla``, whose meshes are for it the devices of one program (SPMD mode).
+Without this, torch creates no process groups for a mesh of ``xla`` devices: it takes the mesh for the devices of
+one program (SPMD mode).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ _numbers = ShardedNumbers()
 
 
 def is_over_processes(size: int) -> bool:
-    """Whether a new mesh of this number of members is one of processes; joins the default group if so.
+    """Whether a new mesh with ``size`` members is a mesh of processes; creates the default process group if it is.
 
-    In SPMD mode it is one of devices, as is one that is larger than the job without a default group.
+    In SPMD mode a mesh is one of devices. So is a mesh with more members than the job has replicas, as long as
+    there is no default process group.
     """
     if runtime.is_spmd():
         return False

@@ -7,15 +7,19 @@ import threading
 from typing import Any, Final
 
 CLOSED: Final = object()
-"""What ``get`` gives once a channel is closed."""
+"""What ``get`` and ``take`` return once a channel is closed, or has ended and is empty."""
 
 
 class Channel:
-    """First in, first out, at most ``capacity`` items; items may be put out of turn, by number."""
+    """A first-in, first-out queue of at most ``capacity`` items.
+
+    Each item has a number, by which the items are taken in order even if they are put in another.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(capacity, 1)
         self._items: dict[int, object] = {}
+        # the numbers of the next item to take, and of the next item that is put without a number
         self._taken = 0
         self._put = 0
         self._ended = False
@@ -23,26 +27,30 @@ class Channel:
         self._condition = threading.Condition()
 
     def put(self, item: object, number: int | None = None) -> bool:
-        """Add an item, waiting while it is full; False if the channel was closed instead.
+        """Add ``item``; waits while the channel is full. Returns False if the channel is closed.
 
-        ``number`` is its place among all items: those who put may come in any order.
+        ``number`` is the item's place among all items, from 0 (default: after those put before). Threads may put
+        their items in any order.
         """
         with self._condition:
-            place = self._put if number is None else number
-            self._put = max(self._put, place + 1)
-            self._condition.wait_for(lambda: self._closed or place < self._taken + self._capacity)
+            index = self._put if number is None else number
+            self._put = max(self._put, index + 1)
+            self._condition.wait_for(lambda: self._closed or index < self._taken + self._capacity)
             if self._closed:
                 return False
-            self._items[place] = item
+            self._items[index] = item
             self._condition.notify_all()
             return True
 
     def get(self) -> Any:
-        """The next item, waiting for it; ``CLOSED`` when the channel is closed, or ended and empty."""
+        """Remove and return the next item; waits for it.
+
+        ``CLOSED`` if the channel is closed, or ended and empty.
+        """
         return self.take()[1]
 
     def take(self) -> tuple[int, Any]:
-        """The next item and its number, as ``get``."""
+        """``get``, with the item's number before the item; -1 before ``CLOSED``."""
         with self._condition:
             self._condition.wait_for(
                 lambda: (
@@ -60,13 +68,13 @@ class Channel:
             return number, item
 
     def end(self) -> None:
-        """Nothing more will be put; what is in there can still be taken."""
+        """Declare that no more items will be put; those in the channel can still be taken."""
         with self._condition:
             self._ended = True
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake all waiting threads, and drop the contents."""
+        """Drop all items, and wake up all waiting threads; further items are refused."""
         with self._condition:
             self._closed = True
             self._items.clear()
@@ -81,22 +89,21 @@ class Channel:
         return len(self._items)
 
 
-class Turns:
-    """Counts down the users of something, and says which one is the last to leave."""
+class UserCounts:
+    """Counts the users of things by name, so that the last user of each can be recognized."""
 
     def __init__(self) -> None:
-        self._names: collections.Counter[str] = collections.Counter()
-        self._lock = (
-            threading.RLock()
-        )  # a loop may be collected, and end, while its thread is in here
+        self._counts: collections.Counter[str] = collections.Counter()
+        # reentrant: while a thread holds it, garbage collection may end a loop, which calls ``leave``
+        self._lock = threading.RLock()
 
     def enter(self, name: str) -> None:
-        """One user more."""
+        """Count one more user of ``name``."""
         with self._lock:
-            self._names[name] += 1
+            self._counts[name] += 1
 
     def leave(self, name: str) -> bool:
-        """One user less; whether it was the last of this name."""
+        """Count one user of ``name`` less; returns whether it was the last."""
         with self._lock:
-            self._names[name] -= 1
-            return self._names[name] == 0
+            self._counts[name] -= 1
+            return self._counts[name] == 0

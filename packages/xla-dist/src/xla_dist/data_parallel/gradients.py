@@ -1,4 +1,4 @@
-"""Data parallel training: gradients reduced over the replicas, parameters made equal on all."""
+"""Data-parallel training: reduces gradients over the replicas, and copies parameters to all of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from xla_dist.settings import BUCKET_SIZE
 def reduce_gradients(
     optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True
 ) -> None:
-    """Replace the gradients of an optimizer's parameters by their mean over all replicas.
+    """Replace the gradients of the optimizer's parameters by their means over all replicas.
 
-    With ``groups`` the sum over the group, divided by the number of all replicas, as torch_xla does.
+    With ``groups`` (lists of ordinals; default: all replicas), a gradient becomes the sum over its group divided by
+    the number of all replicas, as in torch_xla. ``pin_layout`` has no effect.
     """
     gradients = training.gradients(optimizer)
     world = runtime.replica_of(gradients[0].device)[1] if gradients else 1
@@ -30,7 +31,7 @@ def reduce_gradients(
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Give the model's parameters and buffers the values of ordinal 0 on every replica; ends the step."""
+    """Copy the values of the model's parameters and buffers on ordinal 0 to all replicas; ends the step."""
     tensors = [t.detach() for t in itertools.chain(model.parameters(), model.buffers())]
     collective_broadcast(tensors)
     training.sync()
@@ -39,12 +40,12 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
 def set_replication(
     device: torch.device | str, devices: Sequence[torch.device | str]
 ) -> None:  # fmt: skip
-    """Make ``devices`` of this process replicas of each other, and of those of the job's other processes.
+    """Make ``devices`` of this process replicas of each other, and of the devices of the job's other processes.
 
-    None of them, or one in a process that is alone: each is on its own. Several are each driven by a
-    thread of its own, which waits for the others in every collective. In a job of several processes
-    ``devices`` is this process's one device. Raises ValueError when ``device`` is not among them,
-    NotImplementedError for several devices in such a job.
+    Each of several devices needs a thread of its own, and the threads wait for each other in each collective. If
+    ``devices`` is empty, or one device without a job, no device has other replicas. In a job of several
+    processes ``devices`` must be this process's one device. Runs pending steps first. Raises
+    ValueError if ``device`` is not among ``devices``, NotImplementedError for several devices in such a job.
     """
     known = [torch.device(d) for d in devices]
     if known and torch.device(device) not in known:
@@ -52,14 +53,17 @@ def set_replication(
     replicas = replicas_with(known) if known else ()
     for trace in runtime.traces():
         if trace.backend.replicas != replicas:
-            trace.flush(trace)  # among the replicas that it was recorded for
+            trace.flush(trace)  # the step was recorded for the previous replicas
     runtime.set_replicas(replicas)
 
 
 def xla_replication_devices(
     local_devices: Sequence[torch.device | str] = (),
 ) -> list[str]:
-    """The runtime's names of all replicas' devices; of ``local_devices`` while there are none."""
+    """The runtime's names of the devices of all replicas, such as ``CPU:1``.
+
+    Without replicas those of ``local_devices`` (default: all devices of this process).
+    """
     devices = [torch.device(d) for d in local_devices] or runtime.devices()
     replicas = runtime.trace_of(devices[0]).backend.replicas
     if not replicas:

@@ -1,4 +1,4 @@
-"""Loaders that read and upload batches in the background while the device computes."""
+"""Loaders whose threads read and upload batches while the device computes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ import torch
 
 from xla_core.extension_api import runtime, tensors, training
 from xla_core.extension_api.operators import Tree
-from xla_dist.data_parallel.channels import CLOSED, Channel, Turns
+from xla_dist.data_parallel.channels import CLOSED, Channel, UserCounts
 
 _JOIN_SECONDS: Final = 10.0
 
-MSG_CLOSED: Final = "this ParallelLoader is closed (its loops have ended); make a new one"
+MSG_CLOSED: Final = "this ParallelLoader is closed (its loops have ended); create a new one"
 MSG_DEVICE: Final = "this ParallelLoader has no queue for {device}; it has {known}"
 
 
 class _Failed:
-    """An exception on its way from a background thread to the loop."""
+    """An exception that a background thread passes to the loop."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class PerDeviceQueue:
-    """Batches on their way to one device: on the host, and uploaded."""
+    """The queues of batches for one device: those read, and those uploaded.
+
+    ``loader_prefetch_size`` and ``device_prefetch_size`` are their capacities.
+    """
 
     def __init__(
         self, device: torch.device, loader_prefetch_size: int, device_prefetch_size: int
@@ -36,33 +39,33 @@ class PerDeviceQueue:
         self.device = device
         self.loader_queue = Channel(loader_prefetch_size)
         self.queue = Channel(device_prefetch_size)
-        self.uploaders = Turns()
+        self.uploaders = UserCounts()
 
     @property
     def closed(self) -> bool:
-        """Whether no loop takes batches from here any more."""
+        """Whether the queues are closed: no loop takes batches from them."""
         return self.queue.closed
 
     def close(self) -> None:
-        """Drop what is under way and wake up the threads."""
+        """Drop the batches in the queues, and wake up the threads that wait for them."""
         self.loader_queue.close()
         self.queue.close()
 
 
 def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
-    """The reader thread: a batch for every device at a time; a last incomplete round is dropped."""
+    """The reader thread: hands out batches in rounds of one for each device; an incomplete round is dropped."""
     try:
-        round_: list[object] = []
+        batches: list[object] = []
         for batch in loader:
-            round_.append(batch)
-            if len(round_) < len(queues):
+            batches.append(batch)
+            if len(batches) < len(queues):
                 continue
-            # a device whose loop has ended drops what is meant for it; the others go on
-            wanted = [q.loader_queue.put(item) for q, item in zip(queues, round_, strict=True)]
-            if not any(wanted):
+            # the queue of a device whose loop has ended refuses its batch, and the other loops continue
+            accepted = [q.loader_queue.put(item) for q, item in zip(queues, batches, strict=True)]
+            if not any(accepted):
                 return
-            round_ = []
-    except BaseException as error:  # raised in the loops, with this traceback
+            batches = []
+    except BaseException as error:  # the loops raise it, with this traceback
         for queue in queues:
             queue.loader_queue.put(_Failed(error))
     finally:
@@ -71,7 +74,10 @@ def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
 
 
 def _upload(queue: PerDeviceQueue, send: Callable[[object, torch.device], object]) -> None:
-    """An upload thread: batches keep their order, however many threads there are."""
+    """An upload thread: calls ``send`` for one batch after the other.
+
+    Several such threads keep the batches' order.
+    """
     while True:
         number, item = queue.loader_queue.take()
         if item is CLOSED:
@@ -79,7 +85,7 @@ def _upload(queue: PerDeviceQueue, send: Callable[[object, torch.device], object
         if not isinstance(item, _Failed):
             try:
                 item = send(item, queue.device)
-            except BaseException as error:  # as above
+            except BaseException as error:  # the loop raises it, with this traceback
                 item = _Failed(error)
         if not queue.queue.put(item, number):
             break
@@ -88,7 +94,11 @@ def _upload(queue: PerDeviceQueue, send: Callable[[object, torch.device], object
 
 
 class _Pipeline:
-    """The threads and queues of one pass over a loader; knows nothing of who reads it."""
+    """The threads and queues of one pass over a loader.
+
+    It holds no reference to the loops that take its batches, so that a loop that is dropped is collected and ends
+    it.
+    """
 
     def __init__(
         self,
@@ -100,7 +110,7 @@ class _Pipeline:
         self.loader = loader
         self.queues = {queue.device: queue for queue in queues}
         self.closed = False
-        self.loops = Turns()
+        self.loops = UserCounts()
         self.threads = [
             threading.Thread(target=_read, args=(loader, queues), name="xla-loader", daemon=True)
         ]
@@ -116,7 +126,7 @@ class _Pipeline:
             thread.start()
 
     def close(self) -> None:
-        """End the threads; returns when they have (or after ten seconds: a data set may block)."""
+        """End the threads, and wait for each up to ten seconds: a data set may block."""
         self.closed = True
         for queue in self.queues.values():
             queue.close()
@@ -125,14 +135,17 @@ class _Pipeline:
                 thread.join(_JOIN_SECONDS)
 
     def left(self, device: torch.device) -> None:
-        """A loop over a device's batches has ended: the rest of them is not read."""
+        """Note that a loop over the device's batches has ended; after the last one, drop the other batches."""
         if self.loops.leave(str(device)):
             self.queues[device].close()
             if all(queue.closed for queue in self.queues.values()):
                 self.close()
 
-    def unowned(self) -> None:
-        """No further loop can be started: devices without one will not get one."""
+    def loader_gone(self) -> None:
+        """Note that the ``ParallelLoader`` is gone, so that no further loop can start.
+
+        Close devices without one.
+        """
         for device in self.queues:
             self.loops.enter(str(device))
         for device in self.queues:
@@ -140,9 +153,9 @@ class _Pipeline:
 
 
 class _Stepping:
-    """An iterator over what ``take()`` gives, up to None; ``end()`` is called then.
+    """An iterator over the batches that ``take()`` returns, until it returns None; then it calls ``end()``.
 
-    It ends the step before it hands out ``batches_per_execution`` batches, and at the end.
+    It ends the device's step before every ``batches_per_execution`` batches, and at the end.
     """
 
     def __init__(
@@ -165,7 +178,7 @@ class _Stepping:
         return self.next()
 
     def next(self) -> Tree:
-        """The next batch; raises what reading or uploading it raised, StopIteration at the end."""
+        """The next batch. Raises StopIteration at the end, and what reading or uploading the batch raised."""
         self._batches_yielded += 1
         if self._batches_yielded >= self._batches_per_execution:
             self._batches_yielded = 0
@@ -178,7 +191,7 @@ class _Stepping:
         return item
 
     def close(self) -> None:
-        """Read no more."""
+        """End the iteration: its other batches are not read."""
         self._end()
 
     def _mark_step(self) -> None:
@@ -187,9 +200,9 @@ class _Stepping:
 
 
 class PerDeviceLoader(_Stepping):
-    """The batches of one device, as an iterator. It ends the step before it hands out a batch.
+    """An iterator over the batches of one device.
 
-    With ``batches_per_execution`` above one before every so many. Also when there are no more.
+    It ends the device's step before every ``batches_per_execution`` batches, and after the last one.
     """
 
     def __init__(
@@ -203,7 +216,7 @@ class PerDeviceLoader(_Stepping):
         self._loader = pipeline.loader
 
     def __len__(self) -> int:
-        """How many batches the device gets, where the loader has a length."""
+        """The number of batches for the device. Raises TypeError if the loader has no length."""
         return len(self._loader) // self._devices  # type: ignore[arg-type]
 
 
@@ -214,7 +227,10 @@ def _in_loop(
     input_sharding: Any = None,
     **_of_threads: Any,
 ) -> Iterator[object]:
-    """A loader's batches read and uploaded in the loop's own thread, each when the loop asks for it."""
+    """An iterator over the loader's batches that reads and uploads each in the loop's own thread, when needed.
+
+    Ignores the options of background threads.
+    """
     batches = iter(loader)
 
     def take() -> Tree:
@@ -225,18 +241,18 @@ def _in_loop(
     return _Stepping(device, batches_per_execution, take, lambda: None)
 
 
-def _speaks_of_its_loop(loader: object) -> bool:
-    """Whether a loader says which batch its loop is at, as those of Hugging Face's accelerate do.
+def _describes_current_batch(loader: object) -> bool:
+    """Whether the loader has attributes that describe the current batch, as those of Hugging Face accelerate do.
 
-    Their ``end_of_dataloader`` decides when gradients are applied and how many samples count in a
-    metric, and some make collectives for each batch: read ahead they would speak of other batches, and
-    order their collectives by chance.
+    ``end_of_dataloader`` of such a loader decides when gradients are applied, and how many samples count in a
+    metric; some of these loaders also run collectives for each batch. In a thread that reads ahead, the attributes
+    would describe a later batch, and the order of the collectives would differ between replicas.
     """
     return hasattr(loader, "end_of_dataloader")
 
 
 def next_item(pipeline: _Pipeline, device: torch.device) -> Tree:
-    """The next uploaded batch, or None. Raises what a background thread raised."""
+    """The next uploaded batch of ``device``, or None at the end. Raises what a background thread raised."""
     item = pipeline.queues[device].queue.get()
     if item is CLOSED:
         return None
@@ -247,13 +263,21 @@ def next_item(pipeline: _Pipeline, device: torch.device) -> Tree:
 
 
 class ParallelLoader:
-    """Reads ``cpu_loader`` in one thread and uploads to ``devices`` in others.
+    """Reads the batches of ``cpu_loader`` in one thread, and uploads them to ``devices`` in others.
 
-    The i-th batch goes to ``devices[i % len(devices)]``; a last incomplete round is dropped, so that all
-    devices do the same work. ``loader_prefetch_size`` batches wait on the host, ``device_prefetch_size``
-    on each device; ``host_to_device_transfer_threads`` per device upload. ``input_sharding`` (an object
-    with ``can_apply`` and ``apply``, or a dict of them by batch key) lays out what was uploaded.
-    ``batches_per_execution`` batches make one step. ``batchdim`` is accepted for torch_xla's sake.
+    Batch i goes to ``devices[i % len(devices)]``. The last batches are dropped if there is not one for each device,
+    so that all devices do the same work.
+
+    Args:
+        cpu_loader: an iterable of batches: CPU tensors in any containers.
+        devices: the xla devices.
+        batchdim: has no effect.
+        batches_per_execution: batches per step (default: 1).
+        loader_prefetch_size: batches that wait on the host, per device (default: 16).
+        device_prefetch_size: batches that wait on the device (default: 8).
+        host_to_device_transfer_threads: upload threads per device (default: 1).
+        input_sharding: an object with ``can_apply`` and ``apply`` that shards uploaded tensors, or a dict of such
+            objects by the batch's keys (default: None).
     """
 
     def __init__(
@@ -280,20 +304,23 @@ class ParallelLoader:
 
         threads = max(host_to_device_transfer_threads, 1)
         self._pipeline = _Pipeline(cpu_loader, queues, send, threads)
-        weakref.finalize(self, self._pipeline.unowned)
+        weakref.finalize(self, self._pipeline.loader_gone)
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
-        """The iterator over one device's batches. Raises RuntimeError when the loader is closed."""
-        wanted = _device(device)
-        if wanted not in self._pipeline.queues:
+        """An iterator over the batches of ``device``.
+
+        Raises ValueError for a device that is not among ``devices``, RuntimeError if this loader is closed.
+        """
+        own_device = _device(device)
+        if own_device not in self._pipeline.queues:
             known = ", ".join(str(d) for d in self._devices)
-            raise ValueError(MSG_DEVICE.format(device=wanted, known=known))
-        if self._pipeline.queues[wanted].closed:
+            raise ValueError(MSG_DEVICE.format(device=own_device, known=known))
+        if self._pipeline.queues[own_device].closed:
             raise RuntimeError(MSG_CLOSED)
-        return PerDeviceLoader(self._pipeline, wanted, self._batches_per_execution)
+        return PerDeviceLoader(self._pipeline, own_device, self._batches_per_execution)
 
     def per_device_samples(self) -> int:
-        """How many batches each device gets, where the loader has a length."""
+        """The number of batches for each device. Raises TypeError if the loader has no length."""
         return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
 
     def next_item(self, device: torch.device | str) -> Tree:
@@ -302,11 +329,11 @@ class ParallelLoader:
 
     @property
     def batches_per_execution(self) -> int:
-        """How many batches make one step."""
+        """The number of batches per step."""
         return self._batches_per_execution
 
     def close(self) -> None:
-        """End the background threads; batches under way are dropped."""
+        """End the background threads, and drop the batches that wait."""
         self._pipeline.close()
 
 
@@ -315,12 +342,12 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 class MpDeviceLoader:
-    """Wraps a loader so that iterating over it gives batches on ``device``, read in the background.
+    """Wraps ``loader``, so that a loop over it gets the batches on ``device``, read in background threads.
 
-    It ends the step between batches. ``kwargs`` are those of ``ParallelLoader``. Attributes that it
-    lacks are the wrapped loader's. Leaving a loop early ends its threads. A loader that has
-    ``end_of_dataloader``, as those of Hugging Face's accelerate, is read in the loop's own thread: what
-    it says of the loop has to be true while the loop works on a batch.
+    It ends the step between batches. ``kwargs`` are those of ``ParallelLoader``. Attributes that this object does
+    not have are the wrapped loader's. The threads end when the loop does. A loader that has ``end_of_dataloader``,
+    like those of Hugging Face accelerate, is read in the loop's own thread, because its attributes describe the
+    current batch.
     """
 
     def __init__(self, loader: Any, device: torch.device | str, **kwargs: Tree) -> None:
@@ -329,7 +356,7 @@ class MpDeviceLoader:
         self._parallel_loader_kwargs = kwargs
 
     def __iter__(self) -> Iterator[Any]:
-        if _speaks_of_its_loop(self._loader):
+        if _describes_current_batch(self._loader):
             return _in_loop(self._loader, _device(self._device), **self._parallel_loader_kwargs)
         parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
         return iter(parallel.per_device_loader(self._device))

@@ -1,4 +1,4 @@
-"""A thread per device of one process, each training its copy of a network on its part of the data."""
+"""``DataParallel``: one thread per device of this process trains its copy of a network on its part of the data."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from xla_dist.processes.thread_replicas import run_threads
 
 
 class Context:
-    """What a loop keeps from one call to the next: attributes of its own, per device."""
+    """The object in which the loop of one device keeps values from one call to the next, as attributes.
+
+    ``device`` is the loop's device, ``num_replicas`` (default: 1) the number of all devices.
+    """
 
     def __init__(self, device: torch.device, num_replicas: int = 1) -> None:
         self.num_replicas = num_replicas
         self.device = device
 
     def getattr_or(self, name: str, defval: object) -> object:
-        """The attribute ``name``; if there is none yet, ``defval`` (called, if it can be) becomes it."""
+        """The attribute ``name``. If there is none, it is set to ``defval``, or ``defval()`` if callable."""
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)
         return getattr(self, name)
 
 
 class _Numbered:
-    """A loader's batches as ``(number, batch)``, and its length."""
+    """The pairs ``(number, batch)`` of a loader's batches, with the length that ``count()`` returns."""
 
     def __init__(self, batches: Iterable[object], count: Callable[[], int]) -> None:
         self._batches = batches
@@ -44,11 +47,10 @@ class _Numbered:
 
 
 class DataParallel:
-    """Copies of ``network`` (a module, or what makes one) on ``device_ids`` (default: all ``xla`` devices).
+    """Trains copies of ``network``, a module or a function that creates one, in one thread per device.
 
-    Calling it with ``loop_fn(model, loader, device, context)`` and a loader of CPU batches runs the
-    loop in a thread per device; ``loader`` gives ``(number, batch)``, every device its own batches, and
-    ends the step between them. ``device_ids=[]`` runs the loop once, on PyTorch's own CPU device.
+    ``device_ids`` are the devices (default: all ``xla`` devices). With ``device_ids=[]`` the loop runs once, in
+    this thread, on PyTorch's own CPU device.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class DataParallel:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices of the copies; empty on PyTorch's own CPU."""
+        """The devices of the copies; empty if the loop runs on PyTorch's own CPU device."""
         return list(self._device_ids)
 
     @property
@@ -80,10 +82,12 @@ class DataParallel:
         fixed_batch_size: bool = False,
         batchdim: int = 0,
     ) -> list[Any]:
-        """What the loop returned for each device. Raises what the first failing loop raised.
+        """Call ``loop_fn(model, loader, device, context)`` for each device; returns the results in their order.
 
-        A last incomplete round of batches is dropped. ``fixed_batch_size`` and ``batchdim`` are accepted
-        for torch_xla's sake: a batch of another size compiles another program.
+        The loop's ``loader`` yields ``(number, batch)`` with the device's own batches of ``loader``, whose batches
+        are on the CPU, and ends the step between them. The last batches are dropped if there is not one for each
+        device. ``fixed_batch_size`` and ``batchdim`` have no effect: a batch of another size compiles another
+        program. Raises what the first loop that failed raised.
         """
         del fixed_batch_size
         if not self._device_ids:

@@ -1,9 +1,9 @@
-"""Optimizer state split over the replicas: ``torch_xla.distributed.zero_redundancy_optimizer``.
+"""``ZeroRedundancyOptimizer``: an optimizer whose state is split over the replicas.
 
-Every replica holds the whole parameters, and one part of each for the optimizer: master weights and
-state of a slice along dimension 0, padded to a multiple of the number of replicas. A step reduces and
-scatters the gradients, runs the wrapped optimizer on the slices, and gathers the parameters: what
-ZeRO's first stage does (Rajbhandari et al., 2020).
+Each replica holds all parameters, but master weights and optimizer state only for its slice of each parameter,
+along dimension 0, padded to a multiple of the number of replicas. A step reduces and scatters the gradients, runs
+the wrapped optimizer on the slices, and gathers the parameters. This is the first stage of ZeRO (Rajbhandari et
+al., 2020).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from xla_dist.collectives.model_collectives import (
 )
 
 Scheme = Sequence[Mapping[str, Any]]
-"""Stages of a split, each with ``scale_factor``, ``sharding_group`` (groups) and ``group_size``."""
+"""The stages in which parameters are split, each with ``scale_factor``, ``sharding_group`` (the groups) and
+``group_size``."""
 
-_NORM_FLOOR: Final = 1e-6
-"""Added to the norm before it divides, as ``torch.nn.utils.clip_grad_norm_`` does."""
+_NORM_EPSILON: Final = 1e-6
+"""Added to the norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 MSG_NOT_INITIALISED: Final = (
     "ZeroRedundancyOptimizer(lazy_init=True): call init_zero() before step()"
@@ -40,30 +41,40 @@ MSG_INITIALISED: Final = "sharding_groups cannot change once the parameters have
 MSG_NOT_IN: Final = "ordinal {me} is in none of sharding_groups={groups}"
 MSG_DEVICE: Final = "ZeroRedundancyOptimizer takes parameters on one xla device, got {devices}"
 MSG_SHAPES: Final = (
-    "load_state_dict: parameter {index} has shape {mine}, the state was saved for {theirs}"
+    "load_state_dict: parameter {index} has shape {mine}, but the state has shape {theirs}"
 )
 
 
 class ZeroRedundancyOptimizer(Optimizer):
     """Runs ``optimizer_class(**defaults)`` on this replica's slices of ``params``.
 
-    ``optimizer_dtype`` is that of slices and state (default float32). With ``grad_clipping`` (default)
-    gradients are scaled so that their norm over all parameters is at most ``max_norm`` (default 1.0);
-    ``grad_norm`` is the norm before that. ``sharding_groups``: groups of ordinals, each of which splits
-    the parameters over its members (default: one group of all); ``grad_norm_groups``: over which
-    groups the norm is summed up besides, for models that are themselves split. With ``lazy_init``
-    ``init_zero()`` splits the parameters. ``bucket_cap_mb_all_gather`` and
-    ``bucket_cap_mb_reduce_scatter``: MiB of one bucket of collectives, 0 is all in one. With
-    ``use_grad_acc_hook`` gradients accumulate in ``param.main_grad``, in ``optimizer_dtype``. With
-    ``save_master_weights`` a state dict has the slices too, so that resuming from parameters of a
-    narrower dtype loses nothing. ``higher_cc_precision``: gradients travel in ``optimizer_dtype``.
-    ``pin_layout`` is accepted for torch_xla's sake.
+    A state dict contains this replica's state only: save one per ordinal.
 
-    A state dict is this replica's own: save one per ordinal.
+    Args:
+        params: parameters or parameter groups, all on one xla device.
+        optimizer_class: the class of the wrapped optimizer, which gets ``defaults``.
+        optimizer_dtype: dtype of slices and state (default: float32).
+        grad_clipping: scale gradients so that their norm over all parameters is at most ``max_norm`` (default:
+            True). ``grad_norm`` is the norm before that.
+        max_norm: see ``grad_clipping`` (default: 1.0).
+        pin_layout: has no effect.
+        sharding_groups: groups of ordinals; the members of a group split the parameters among themselves (default:
+            one group of all replicas).
+        grad_norm_groups: groups over which the squared norm is summed in addition, for models that are themselves
+            split (default: none).
+        lazy_init: split the parameters in ``init_zero()``, not in the constructor (default: False).
+        bucket_cap_mb_all_gather, bucket_cap_mb_reduce_scatter: MiB of parameters and gradients per collective;
+            0 (default) is one collective for all.
+        use_grad_acc_hook: accumulate gradients in ``param.main_grad``, in ``optimizer_dtype`` (default: False).
+        save_master_weights: also save the slices in state dicts, so that resuming from parameters of a narrower
+            dtype loses no precision (default: False).
+        higher_cc_precision: reduce gradients in ``optimizer_dtype`` (default: False, in their own dtype).
+
+    Raises ValueError if this ordinal is in none of ``sharding_groups``, or if parameters are not on one xla device.
     """
 
     state_of_each_process = True
-    """Each process writes its own, and reads that again: see ``xla_core.contract.checkpoint_marks``."""
+    """Each process saves and loads its own state: see ``xla_core.contract.checkpoint_marks``."""
 
     def __init__(
         self,
@@ -105,12 +116,12 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """The norm of all gradients in the last step, before clipping; None without clipping."""
+        """The norm of all gradients of the last step, before clipping; None before a step, and without clipping."""
         return self._grad_norm
 
     @property
     def sharding_groups(self) -> Sequence[Sequence[int]]:
-        """The groups of ordinals that split the parameters; set them before ``init_zero()``."""
+        """The groups of ordinals that split the parameters. Raises RuntimeError if set after ``init_zero()``."""
         return self._sharding_groups
 
     @sharding_groups.setter
@@ -122,9 +133,9 @@ class ZeroRedundancyOptimizer(Optimizer):
     # --- splitting ------------------------------------------------------------------------------
 
     def init_zero(self) -> None:
-        """Split the parameters as they are now, and make the wrapped optimizer with no state.
+        """Split the current values of the parameters, and create the wrapped optimizer, without state.
 
-        Raises ValueError when this ordinal is in no group or parameters are elsewhere.
+        Raises ValueError if this ordinal is in no group, or if the parameters are not on one xla device.
         """
         self.remove_hooks()
         me, groups = self.global_rank, self._sharding_groups
@@ -139,7 +150,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         ]
         self.base_optimizer = self.optimizer_class(slices, **self.defaults)
         _copy_options(self.param_groups, self.base_optimizer.param_groups)
-        # what the wrapped optimizer has for defaults, schedulers look for here
+        # learning-rate schedulers read the wrapped optimizer's defaults from this one's groups
         _copy_options(self.base_optimizer.param_groups, self.param_groups)
         if self.use_grad_acc_hook:
             self._hooks = [
@@ -148,7 +159,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         self.inited = True
 
     def _pairs(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        """Parameters and this replica's slices of them."""
+        """Pairs of each parameter and this replica's slice of it."""
         for whole, split in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
             yield from zip(whole["params"], split["params"], strict=True)
 
@@ -160,13 +171,13 @@ class ZeroRedundancyOptimizer(Optimizer):
         return devices.pop()
 
     def _slice_of(self, param: torch.Tensor) -> nn.Parameter:
-        # cut on the host: a program that differs between replicas may hold no collectives on a TPU
+        # on the host: on a TPU, replicas with different programs cannot run collectives in them
         rows = self._padded(param.cpu()).chunk(self.local_world_size)[self.local_rank]
         own = rows.to(self.optimizer_dtype, copy=True).to(self.device)
         return nn.Parameter(own, requires_grad=param.requires_grad)
 
     def _padded(self, tensor: torch.Tensor) -> torch.Tensor:
-        """With as many rows as the replicas can share, the last ones zero; a scalar has one row."""
+        """``tensor`` padded with rows of zeros to a multiple of the group's size; a scalar counts as one row."""
         rows = tensor.detach()
         rows = rows if rows.dim() else rows.reshape(1)
         missing = -rows.size(0) % self.local_world_size
@@ -185,7 +196,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         return accumulate
 
     def remove_hooks(self) -> None:
-        """Accumulate gradients as PyTorch does."""
+        """Remove the hooks of ``use_grad_acc_hook``: gradients accumulate in ``param.grad`` again."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -193,10 +204,12 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Tree) -> Tree:
-        """One step of the wrapped optimizer with the replicas' mean gradients; what ``closure`` gives.
+        """Run one step of the wrapped optimizer with the mean gradients of the replicas.
 
-        ``sharding_scheme=`` splits in several stages (``Scheme``) instead of one over
-        ``sharding_groups``; other arguments go to the wrapped optimizer.
+        Returns the result of ``closure``, which is called first with gradients enabled (default: None).
+        ``sharding_scheme=`` reduces and gathers in several stages (``Scheme``) instead of one over
+        ``sharding_groups``; other arguments go to the wrapped optimizer's ``step``. Raises RuntimeError before
+        ``init_zero()``.
         """
         if not self.inited:
             raise RuntimeError(MSG_NOT_INITIALISED)
@@ -206,12 +219,12 @@ class ZeroRedundancyOptimizer(Optimizer):
                 loss = closure()
         scheme = kwargs.pop("sharding_scheme", None) or self._scheme()
         _copy_options(self.param_groups, self.base_optimizer.param_groups)
-        moved = self._reduce_gradients(scheme)
+        updated = self._reduce_gradients(scheme)
         if self.grad_clipping:
             self._clip()
         self.base_optimizer.step(**kwargs)
         self.base_optimizer.zero_grad(set_to_none=True)
-        self._gather(moved, scheme)
+        self._gather(updated, scheme)
         _copy_options(self.base_optimizer.param_groups, self.param_groups)
         return loss
 
@@ -223,19 +236,19 @@ class ZeroRedundancyOptimizer(Optimizer):
         return getattr(own, "main_grad", None) if self.use_grad_acc_hook else param.grad
 
     def _reduce_gradients(self, scheme: Scheme) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Give the slices their part of the mean gradients; the pairs of those that have any."""
-        moved = [(p, s) for p, s in self._pairs() if self._gradient(p, s) is not None]
+        """Set the gradients of the slices to means over the replicas; returns the pairs that have gradients."""
+        with_gradient = [(p, s) for p, s in self._pairs() if self._gradient(p, s) is not None]
         grads: list[torch.Tensor] = []
-        for pair in moved:
+        for pair in with_gradient:
             grad = self._gradient(*pair)
             assert grad is not None
             wide = grad.to(self.optimizer_dtype) if self.higher_cc_precision else grad
             grads.append(self._padded(wide))
         for stage in scheme:
             grads = self._scattered(grads, stage)
-        for (_, own), grad in zip(moved, grads, strict=True):
+        for (_, own), grad in zip(with_gradient, grads, strict=True):
             own.grad = grad.to(self.optimizer_dtype)
-        return moved
+        return with_gradient
 
     def _scattered(self, grads: list[torch.Tensor], stage: Mapping[str, Any]) -> list[torch.Tensor]:
         size, groups = stage["group_size"], stage["sharding_group"]
@@ -248,16 +261,16 @@ class ZeroRedundancyOptimizer(Optimizer):
         results: list[torch.Tensor] = reduce_scatter(REDUCE_SUM, grads, *arguments)
         return results
 
-    def _gather(self, moved: Sequence[tuple[nn.Parameter, nn.Parameter]], scheme: Scheme) -> None:
-        """Give the parameters the values of all replicas' slices."""
-        rows = [own.detach().to(param.dtype) for param, own in moved]
+    def _gather(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], scheme: Scheme) -> None:
+        """Copy the slices of all replicas into the parameters, for ``pairs`` of a parameter and its slice."""
+        rows = [own.detach().to(param.dtype) for param, own in pairs]
         for stage in reversed(scheme) if rows else ():
             groups, cap = stage["sharding_group"], self.bucket_cap_mb_all_gather
             if cap > 0:
                 rows = all_gather_bucketized(rows, 0, groups, bucket_cap_mb=cap)
             else:
                 rows = all_gather(rows, 0, groups)
-        for (param, _), whole in zip(moved, rows, strict=True):
+        for (param, _), whole in zip(pairs, rows, strict=True):
             count = param.size(0) if param.dim() else 1
             param.detach().copy_(whole[:count].reshape(param.shape))
 
@@ -270,7 +283,7 @@ class ZeroRedundancyOptimizer(Optimizer):
             if groups is not None:
                 total = all_reduce(REDUCE_SUM, total, groups=groups)
         self._grad_norm = total.sqrt()
-        scale = (self.max_norm / (self._grad_norm + _NORM_FLOOR)).clamp(max=1.0)
+        scale = (self.max_norm / (self._grad_norm + _NORM_EPSILON)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(scale)
 
@@ -278,11 +291,14 @@ class ZeroRedundancyOptimizer(Optimizer):
     def allgather_weights_and_update_full_parameter(
         self, sharding_scheme: Scheme | None = None
     ) -> None:
-        """Give all parameters the values of their slices."""
+        """Copy the slices of all replicas into all parameters.
+
+        ``sharding_scheme`` is the scheme of the split (default: one stage over ``sharding_groups``).
+        """
         self._gather(list(self._pairs()), sharding_scheme or self._scheme())
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """As ``torch.optim.Optimizer``; ``main_grad`` (``use_grad_acc_hook``) becomes zero."""
+        """``zero_grad`` of ``torch.optim.Optimizer``; also sets ``main_grad`` of ``use_grad_acc_hook`` to zero."""
         super().zero_grad(set_to_none=set_to_none)
         for _, own in self._pairs() if self.use_grad_acc_hook else ():
             if hasattr(own, "main_grad"):
@@ -291,9 +307,9 @@ class ZeroRedundancyOptimizer(Optimizer):
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """This replica's state: ``base_state`` by number of the parameter, ``shape_info``, options.
+        """This replica's state: options, ``base_state`` by the parameter's index, and ``shape_info``.
 
-        With ``save_master_weights`` also ``sharded_master_weights``.
+        With ``save_master_weights`` also ``sharded_master_weights``, by the parameter's index.
         """
         state = super().state_dict()
         state["base_state"] = self.base_optimizer.state_dict()["state"]
@@ -304,10 +320,10 @@ class ZeroRedundancyOptimizer(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where this replica's ``state_dict`` was taken; the model's parameters are loaded before.
+        """Load a ``state_dict()`` of this replica. Load the model's parameters before, which this splits again.
 
-        With master weights in it the parameters get their values. Raises ValueError when it was
-        taken with parameters of other shapes.
+        Master weights in ``state_dict`` are also copied into the parameters. Raises ValueError if the parameters
+        have other shapes than those in ``state_dict``.
         """
         state = dict(state_dict)
         self._check_shapes(state.pop("shape_info", {}))
@@ -323,7 +339,7 @@ class ZeroRedundancyOptimizer(Optimizer):
             self.allgather_weights_and_update_full_parameter()
 
     def get_shape_info(self) -> dict[int, torch.Size]:
-        """The shapes of the whole parameters, by their number."""
+        """The shapes of the whole parameters, by their index."""
         params = [p for group in self.param_groups for p in group["params"]]
         return {index: p.shape for index, p in enumerate(params)}
 
@@ -338,6 +354,6 @@ class ZeroRedundancyOptimizer(Optimizer):
 def _copy_options(
     source: Sequence[Mapping[str, object]], target: Sequence[dict[str, object]]
 ) -> None:  # fmt: skip
-    """Everything of parameter groups but the parameters: learning rates and the like."""
-    for former, group in zip(source, target, strict=True):
-        group.update({name: value for name, value in former.items() if name != "params"})
+    """Copy the options of parameter groups, such as learning rates, from ``source`` to ``target``."""
+    for options, group in zip(source, target, strict=True):
+        group.update({name: value for name, value in options.items() if name != "params"})

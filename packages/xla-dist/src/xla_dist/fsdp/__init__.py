@@ -1,5 +1,5 @@
-"""``torch_xla.distributed.fsdp``: parameters, gradients and optimizer state split over the replicas.
+"""``torch_xla.distributed.fsdp``: splits parameters, gradients and optimizer state over the replicas.
 
-Read in this order: ``layouts`` (how one parameter is cut), ``names`` (what state dicts call the parts),
-``units`` (what a step records: gather, free, gather again, reduce), ``fully_sharded`` (the module).
+Read in this order: ``layouts`` (how one parameter is cut), ``names`` (the parts' names in state dicts),
+``units`` (the operations of a step: gather, free, gather again, reduce), ``fully_sharded`` (the module).
 """

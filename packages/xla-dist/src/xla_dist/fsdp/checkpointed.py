@@ -1,4 +1,4 @@
-"""Modules whose forward pass is computed again in the backward pass."""
+"""``checkpoint_module``: a module whose forward pass is computed again in the backward pass."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from xla_core.extension_api.training import checkpoint
 
 
 def checkpoint_module(module: nn.Module) -> nn.Module:
-    """Let ``module`` keep only its inputs for the backward pass, and compute the rest again there.
+    """Make ``module`` keep only its inputs for the backward pass, which computes its forward pass again.
 
-    Changes the module's ``forward`` in place, and returns the module. A call none of whose arguments
-    needs a gradient is computed as before: nothing would come back through them.
+    Replaces the module's ``forward``, and returns the module. A call without an argument that requires a gradient
+    runs the original ``forward``: its backward pass would never reach the checkpoint.
     """
     original = module.forward
 

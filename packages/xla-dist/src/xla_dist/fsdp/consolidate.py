@@ -1,4 +1,4 @@
-"""Puts the parts of a sharded model's parameters together again, without devices."""
+"""Consolidates the checkpoints of a sharded model's replicas into one checkpoint, without devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from xla_dist.fsdp import names
 
 MSG_COUNT: Final = (
-    "{what}: the model was sharded over {wanted} replicas, and there are {got} of them"
+    "{what}: the model was sharded over {wanted} replicas, but there are {got} state dicts"
 )
 MSG_NO_FILES: Final = (
-    "no file matches {pattern}; ckpt_prefix is the common beginning of their paths"
+    "no file matches {pattern}; ckpt_prefix is the common beginning of the files' paths"
 )
 MSG_RANKS: Final = "the files that match {pattern} have the ranks {got}, not 0 to {last}"
 
@@ -25,10 +25,10 @@ MSG_RANKS: Final = "the files that match {pattern} have the ranks {got}, not 0 t
 def consolidate_sharded_state_dicts(
     state_dict_list: Sequence[Mapping[str, object]], shard_metadata: Mapping[str, Any]
 ) -> OrderedDict[str, torch.Tensor]:
-    """The state dict of the module that was wrapped, from those of all replicas, in order of rank.
+    """The state dict of the original module, from the state dicts of all replicas, in the order of their ranks.
 
-    ``shard_metadata`` is ``model.get_shard_metadata()`` of any of them. Raises ValueError when the number
-    of state dicts is another one.
+    ``shard_metadata`` is ``model.get_shard_metadata()`` of any replica. Raises ValueError if there is not one state
+    dict for each replica.
     """
     world = shard_metadata["world_size"]
     if len(state_dict_list) != world:
@@ -43,7 +43,7 @@ def consolidate_sharded_state_dicts(
             continue
         info = shard_metadata["shard_info"][prefix][shard]
         parts = [torch.as_tensor(state[name]) for state in state_dict_list]
-        full = _together(parts, info["_orig_size"])
+        full = _joined(parts, info["_orig_size"])
         path = f"{prefix}.{info['_orig_name']}" if prefix else info["_orig_name"]
         whole.update(_parameters(path, full, shard_metadata["flatten_info"]))
     for alias, first in shard_metadata.get("shared_info", {}).items():
@@ -52,7 +52,7 @@ def consolidate_sharded_state_dicts(
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """Prefix and name of a part; None for what is no part."""
+    """The prefix and the name of a parameter's part; ``"", None`` if ``name`` is not that of a part."""
     words = name.split(".")
     for index, word in enumerate(words):
         if word.startswith(names.SHARD):
@@ -61,11 +61,11 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _buffer(name: str, value: Any, shard_metadata: Mapping[str, Any]) -> Any:
-    kept = shard_metadata.get("buffer_info", {}).get(name)
-    return value if kept is None else value.to(kept["_orig_dtype"])
+    info = shard_metadata.get("buffer_info", {}).get(name)
+    return value if info is None else value.to(info["_orig_dtype"])
 
 
-def _together(parts: Sequence[torch.Tensor], size: torch.Size) -> torch.Tensor:
+def _joined(parts: Sequence[torch.Tensor], size: torch.Size) -> torch.Tensor:
     joined = torch.cat(list(parts))
     if joined.dim() == 1:
         return joined[: size.numel()].view(size).clone()
@@ -75,7 +75,7 @@ def _together(parts: Sequence[torch.Tensor], size: torch.Size) -> torch.Tensor:
 def _parameters(
     path: str, full: torch.Tensor, flatten_info: Mapping[str, names.FlatMetadata]
 ) -> dict[str, torch.Tensor]:
-    """The parameter at ``path`` under its name; those in it if it is a flat one."""
+    """The parameter at ``path`` by its name, or the parameters in it by theirs if it is a flat parameter."""
     metadata = flatten_info.get(path.replace(names.INNER, ""))
     if metadata is None:
         return {names.original_name(path): full}
@@ -89,11 +89,12 @@ def _parameters(
 def consolidate_sharded_model_checkpoints(
     ckpt_prefix: str, ckpt_suffix: str = "*.pth", save_path: str = "", save_model: bool = True
 ) -> tuple[OrderedDict[str, torch.Tensor], str | None]:
-    """Read every file ``ckpt_prefix + ckpt_suffix`` (a pattern), put the model together and save it.
+    """Consolidate the checkpoints in all files that match ``ckpt_prefix + ckpt_suffix``, and save the result.
 
-    Each file is one replica's dict with ``model`` and ``shard_metadata``. Returns the full state dict and the
-    path of the saved ``{"model": ...}``: ``save_path``, or ``ckpt_prefix + "_consolidated.pth"``; None unless
-    ``save_model``. Raises FileNotFoundError when nothing matches, ValueError when files are missing or too many.
+    Each file contains the dict of one replica, with ``model`` and ``shard_metadata``. Returns the full state dict
+    and the path of the saved ``{"model": ...}``, which is ``save_path`` (default: ``ckpt_prefix +
+    "_consolidated.pth"``), or None unless ``save_model`` (default: True). Raises FileNotFoundError if no file
+    matches, ValueError if there is not exactly one file for each replica.
     """
     pattern = ckpt_prefix + ckpt_suffix
     checkpoints = [torch.load(path, map_location="cpu") for path in _matching(pattern)]
@@ -123,13 +124,14 @@ def _matching(pattern: str) -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``."""
     parser = argparse.ArgumentParser(
-        prog="consolidate_sharded_ckpts", description="One checkpoint from those of all replicas."
+        prog="consolidate_sharded_ckpts",
+        description="Consolidate the checkpoints of all replicas into one.",
     )
-    parser.add_argument("--ckpt_prefix", required=True, help="how the paths of the files begin")
-    parser.add_argument("--ckpt_suffix", default="*.pth", help="how they end (%(default)s)")
+    parser.add_argument("--ckpt_prefix", required=True, help="common beginning of the files' paths")
+    parser.add_argument("--ckpt_suffix", default="*.pth", help="pattern of the rest (%(default)s)")
     parser.add_argument("--save_path", default="", help="default: CKPT_PREFIX_consolidated.pth")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     whole, path = consolidate_sharded_model_checkpoints(
-        chosen.ckpt_prefix, chosen.ckpt_suffix, chosen.save_path
+        options.ckpt_prefix, options.ckpt_suffix, options.save_path
     )
     sys.stdout.write(f"saved {len(whole)} tensors to {path}\n")

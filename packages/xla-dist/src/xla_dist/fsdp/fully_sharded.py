@@ -49,44 +49,50 @@ MSG_DEBUG: Final = (
 
 
 class XlaFullyShardedDataParallel(nn.Module):
-    """Splits a module's parameters over the replicas, and with them gradients and optimizer state.
+    """Splits the parameters of a module over the replicas, and with them gradients and optimizer state.
 
-    Each replica keeps one part of every parameter; full parameters exist in the step's program while the
-    module computes. Make the optimizer from ``parameters()`` after wrapping, and call ``optimizer.step()``
-    itself: the gradients are means over the replicas already. Parts of a model that are wrapped themselves
-    (by hand, or by ``auto_wrap_policy``) are gathered one after the other.
+    Each replica keeps one part of each parameter. Full parameters exist only in the step's program, while the
+    module computes. Create the optimizer from ``parameters()`` after wrapping, and call its ``step()`` directly,
+    not ``xm.optimizer_step``: gradients are already means over the replicas. If parts of a model are wrapped too
+    (by hand, or by ``auto_wrap_policy``), their parameters are gathered one part after the other.
 
-    All replicas have to begin with the same values (seed alike, or load the same file).
+    All replicas must start with the same values: set the same seed, or load the same file.
 
     Args:
-        module: what to wrap, on any device; ``forward`` is the only way to compute with it.
-        reshard_after_forward: gather again for the backward pass rather than keep full parameters between.
-        flatten_parameters: one parameter of all trained ones (and one of all others): fewer, larger collectives.
-        execute_sharding_on_init: end a step after wrapping, which frees full parameters on the device.
-        optimization_barrier_in_forward, optimization_barrier_in_backward: gather when the inputs (the
-            gradients) are there, not before: without it the compiler may gather everything at once.
-        sync_on_finalization: end the step after each backward pass.
-        disable_reshard_on_root: the outermost module keeps its full parameters for the backward pass, which
-            begins with it.
-        compute_dtype: dtype of full parameters and of floating-point inputs (default float32); what
-            replicas keep is float32.
-        buffer_dtype: dtype of floating-point buffers (default ``compute_dtype``).
-        fp32_reduce_scatter: reduce gradients in float32 rather than in ``compute_dtype``.
-        sharding_groups, sharding_rank, sharding_world_size: replica groups to shard over, this replica's
-            number in its group and the size of one (default: all replicas).
-        shard_param_on_dim_0: cut rows, not elements; without effect with ``flatten_parameters``.
-        reduce_scatter_bucket_size_mb: reduce gradients together until there are more than this number of MiB.
-        coalesce_all_gather_ops: gather all parameters of a wrapped module by one operator.
-        auto_wrap_policy: which parts to wrap; see ``torch_xla.distributed.fsdp.wrap``.
-        auto_wrapper_callable: what wraps them (default: this class), with the options given here.
-        param_init_fn: ``fn(module)`` gives modules on the meta device their values (default: their
+        module: the module to wrap, on any device. Only its ``forward`` can compute with the parameters.
+        reshard_after_forward: free full parameters after the forward pass, and gather them again for the backward
+            pass (default: True).
+        flatten_parameters: join all parameters that require gradients in one, and all others in another, for fewer
+            and larger collectives (default: False).
+        execute_sharding_on_init: end a step after wrapping, which frees full parameters on the device
+            (default: True).
+        optimization_barrier_in_forward, optimization_barrier_in_backward: gather parameters only after the module's
+            inputs, or gradients, are computed (default: True). Otherwise the compiler may gather all at once.
+        sync_on_finalization: end the step after each backward pass (default: False). disable_reshard_on_root: keep
+        the full parameters of the outermost module for the backward pass, which begins
+            with that module (default: True).
+        compute_dtype: dtype of full parameters and of floating-point inputs (default: float32). The parts that
+            replicas keep are float32.
+        buffer_dtype: dtype of floating-point buffers (default: ``compute_dtype``).
+        fp32_reduce_scatter: reduce gradients in float32, not in ``compute_dtype`` (default: False).
+        sharding_groups, sharding_rank, sharding_world_size: the replica groups that split the parameters, this
+            replica's index in its group, and the size of a group (default: one group of all replicas).
+        shard_param_on_dim_0: cut rows instead of elements (default: False); has no effect with
+            ``flatten_parameters``.
+        reduce_scatter_bucket_size_mb: reduce gradients together in buckets of more than this many MiB (default: 0,
+        one
+            by one).
+        coalesce_all_gather_ops: gather all parameters of a wrapped module by one operator (default: False).
+        auto_wrap_policy: chooses the parts to wrap; see ``torch_xla.distributed.fsdp.wrap`` (default: none).
+        auto_wrapper_callable: wraps those parts, and gets the options of this wrapper (default: this class).
+        param_init_fn: ``fn(module)``, which initializes parameters on the meta device (default: their modules'
             ``reset_parameters()``, on the CPU).
-        _shard_size_multiple: elements of a part are a multiple of this (default 128, as TPUs like it).
+        _shard_size_multiple: the size of a part is a multiple of this (default: 128, which suits TPUs).
 
-    ``pin_layout_in_collective_ops`` and ``_use_xla_patched_linear`` are accepted for torch_xla's sake: neither is
-    needed here. Raises RuntimeError for a module without ``forward`` or wrapped already, TypeError for
-    parameters that are not float32, ValueError for options that do not fit and for parameters shared
-    between wrapped modules, NotImplementedError for ``_debug_dummy_*``.
+    ``pin_layout_in_collective_ops`` and ``_use_xla_patched_linear`` have no effect. Raises RuntimeError for a
+    module without ``forward`` or one that is already wrapped, TypeError for parameters that are not float32,
+    ValueError for options that contradict each other and for parameters shared between wrapped modules,
+    NotImplementedError for ``_debug_dummy_*``.
     """
 
     def __init__(
@@ -122,59 +128,63 @@ class XlaFullyShardedDataParallel(nn.Module):
         _debug_dummy_reduce_scatter_op: bool = False,
         _debug_dummy_optimization_barrier_op: bool = False,
     ) -> None:
-        given = dict(locals())
-        _check(given)
-        _wrap_parts(given)
+        options = dict(locals())
+        _check(options)
+        _wrap_parts(options)
         super().__init__()
-        self._take_options(given)
-        _materialise(module, param_init_fn)
+        self._take_options(options)
+        _materialize(module, param_init_fn)
         self._fsdp_wrapped_module = names.Inner(module)
-        self._unit = Unit(self._take_parameters(), self._unit_options(given))
+        self._unit = Unit(self._take_parameters(), self._unit_options(options))
         self._move_buffers()
         if execute_sharding_on_init:
             gc.collect()
             training.sync()
 
-    def _take_options(self, given: dict[str, Any]) -> None:
-        """What the arguments say about this module, and which replica this one is."""
-        self.reshard_after_forward: bool = given["reshard_after_forward"]
-        self.disable_reshard_on_root: bool = given["disable_reshard_on_root"]
-        self.flatten_parameters: bool = given["flatten_parameters"]
-        self.sync_on_finalization: bool = given["sync_on_finalization"]
-        self.compute_dtype: torch.dtype = given["compute_dtype"] or torch.float32
-        self.buffer_dtype: torch.dtype = given["buffer_dtype"] or self.compute_dtype
-        self.sharding_groups: Sequence[Sequence[int]] | None = given["sharding_groups"]
+    def _take_options(self, options: dict[str, Any]) -> None:
+        """Set this module's attributes from the constructor's arguments, and this replica's rank."""
+        self.reshard_after_forward: bool = options["reshard_after_forward"]
+        self.disable_reshard_on_root: bool = options["disable_reshard_on_root"]
+        self.flatten_parameters: bool = options["flatten_parameters"]
+        self.sync_on_finalization: bool = options["sync_on_finalization"]
+        self.compute_dtype: torch.dtype = options["compute_dtype"] or torch.float32
+        self.buffer_dtype: torch.dtype = options["buffer_dtype"] or self.compute_dtype
+        self.sharding_groups: Sequence[Sequence[int]] | None = options["sharding_groups"]
         self.xla_device = runtime.device()
-        rank, world_size = given["sharding_rank"], given["sharding_world_size"]
+        rank, world_size = options["sharding_rank"], options["sharding_world_size"]
         mine = runtime.replica_of(self.xla_device)
         self.rank: int = mine[0] if rank is None else rank
         self.world_size: int = mine[1] if world_size is None else world_size
-        on_rows = given["shard_param_on_dim_0"]
+        on_rows = options["shard_param_on_dim_0"]
         self._by_rows: bool = on_rows and not self.flatten_parameters
-        self._multiple: int = 1 if on_rows else given["_shard_size_multiple"]
+        self._multiple: int = 1 if on_rows else options["_shard_size_multiple"]
         self._is_root: bool | None = None
         self._dtypes: dict[str, torch.dtype] = {}
         self._aliases: dict[str, str] = {}
 
-    def _unit_options(self, given: dict[str, Any]) -> Options:
-        """How parameters are gathered and gradients reduced."""
+    def _unit_options(self, options: dict[str, Any]) -> Options:
+        """The options of this module's ``Unit``."""
         pre = _predivide_factor(self.world_size)
         return Options(
-            self.compute_dtype, self.sharding_groups, self.world_size, given["coalesce_all_gather_ops"],
-            (given["reduce_scatter_bucket_size_mb"] or 0) * _MEBIBYTE,
-            given["optimization_barrier_in_forward"], given["optimization_barrier_in_backward"],
-            given["fp32_reduce_scatter"], pre, self.world_size / pre,
+            self.compute_dtype, self.sharding_groups, self.world_size, options["coalesce_all_gather_ops"],
+            (options["reduce_scatter_bucket_size_mb"] or 0) * _MEBIBYTE,
+            options["optimization_barrier_in_forward"], options["optimization_barrier_in_backward"],
+            options["fp32_reduce_scatter"], pre, self.world_size / pre,
         )  # fmt: skip
 
     # -- sharding -------------------------------------------------------------------------------
 
     def _take_parameters(self) -> list[Shard]:
-        """Cut the parameters that no part of the module has cut already, and take them from it."""
+        """Remove the parameters from the module, and return this replica's parts of them.
+
+        Skips the parameters of parts that are wrapped themselves.
+        """
         places: dict[nn.Parameter, list[tuple[str, Place]]] = {}
         for prefix, part in self.named_modules():
             if isinstance(part, XlaFullyShardedDataParallel):
-                continue  # itself, or a part whose own parameters are cut
-            for name, parameter in part._parameters.items():  # a shared one under all its names
+                continue  # this module, or a wrapped part
+            # unlike named_parameters(), this has a shared parameter under each of its names
+            for name, parameter in part._parameters.items():
                 if parameter is None:
                     continue
                 path = f"{prefix}.{name}"
@@ -204,14 +214,14 @@ class XlaFullyShardedDataParallel(nn.Module):
         inner = self._fsdp_wrapped_module
         shards = []
         for trains in (True, False):
-            chosen = {p: used for p, used in places.items() if p.requires_grad == trains}
-            if not chosen:
+            joined = {p: used for p, used in places.items() if p.requires_grad == trains}
+            if not joined:
                 continue
             name = f"{names.FLAT}{len(inner.flat)}"
             outside = names.WRAPPED
-            inner.flatten({used[0][0].removeprefix(outside): p for p, used in chosen.items()})
+            inner.flatten({used[0][0].removeprefix(outside): p for p, used in joined.items()})
             start, pieces = 0, []
-            for parameter, used in chosen.items():
+            for parameter, used in joined.items():
                 for _, place in used:
                     pieces.append(Place(place.module, place.attribute, place.size, start))
                 start += parameter.numel()
@@ -233,7 +243,10 @@ class XlaFullyShardedDataParallel(nn.Module):
         return Shard(mine, layout, path, places)
 
     def _move_buffers(self) -> None:
-        """Buffers go to the device; floating-point ones of no inner wrapper change their dtype."""
+        """Move all buffers to the device.
+
+        Except in wrapped parts, convert floating-point ones to ``buffer_dtype``.
+        """
         inner = [m for m in self.modules() if isinstance(m, XlaFullyShardedDataParallel)]
         theirs = {id(part) for m in inner if m is not self for part in m.modules()}
         for prefix, part in self.named_modules():
@@ -248,14 +261,15 @@ class XlaFullyShardedDataParallel(nn.Module):
     # -- computing ------------------------------------------------------------------------------
 
     def forward(self, *args: object, **kwargs: object) -> Tree:
-        """The wrapped module's results, with full parameters gathered from all replicas."""
-        self._settle_root()
+        """Gather the full parameters from all replicas, and call the wrapped module; returns its results."""
+        self._find_root()
         if self.compute_dtype != torch.float32:
             args, kwargs = tensors.map_selected((args, kwargs), _is_float, self._cast)
-        # what is computed again inside a backward pass is differentiated next: nothing is freed between
-        again = autograd.current_backward() != -1
+        # a checkpoint computes this module again inside a backward pass, which needs the parameters right
+        # afterwards
+        recomputing = autograd.current_backward() != -1
         keeps = self._is_root and self.disable_reshard_on_root
-        frees = self.reshard_after_forward and not keeps and not again
+        frees = self.reshard_after_forward and not keeps and not recomputing
         call = units.Call(self._unit, frees, self._end_backward)
         args, kwargs = call.enter((args, kwargs))
         try:
@@ -268,8 +282,8 @@ class XlaFullyShardedDataParallel(nn.Module):
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.compute_dtype)
 
-    def _settle_root(self) -> None:
-        """The first of nested wrappers that computes is the outermost one."""
+    def _find_root(self) -> None:
+        """Mark this wrapper as the outermost one if it is the first of nested wrappers that is called."""
         if self._is_root is None:
             for part in self._wrappers():
                 part._is_root = part is self
@@ -282,7 +296,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             training.sync()
 
     def _check_idle_root(self, what: str) -> None:
-        self._settle_root()
+        self._find_root()
         if not self._is_root:
             raise RuntimeError(MSG_ROOT.format(what=what))
         if autograd.current_backward() != -1:
@@ -290,25 +304,25 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add up full gradients; the first one after it reduces them all.
+        """A block whose backward passes add up full gradients; the first one after the block reduces the sums.
 
-        Raises RuntimeError on a module inside another wrapper.
+        Raises RuntimeError on a wrapper inside another, and in a backward pass.
         """
         self._check_idle_root("no_sync")
-        before = [(part._unit, part._unit.reduces) for part in self._wrappers()]
-        for unit, _ in before:
+        previous = [(part._unit, part._unit.reduces) for part in self._wrappers()]
+        for unit, _ in previous:
             unit.reduces = False
         try:
             yield
         finally:
-            for unit, reduces in before:
+            for unit, reduces in previous:
                 unit.reduces = reduces
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
-        """Divide gradients by ``pre`` before and by ``post`` after they are summed over the replicas.
+        """Divide gradients by ``pre`` before, and by ``post`` after, they are summed over the replicas.
 
-        The product is the number of replicas unless this says otherwise; (1, 1) divides by it once.
-        ``recursive`` sets it for the wrappers inside, too.
+        By default, the product of both is the number of replicas. (1, 1) divides by that number during the
+        reduction. ``recursive`` also sets the factors of the wrappers inside this one.
         """
         for part in self._wrappers() if recursive else (self,):
             options = part._unit.options
@@ -322,11 +336,12 @@ class XlaFullyShardedDataParallel(nn.Module):
         norm_type: float = 2.0,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> torch.Tensor:
-        """Scale all gradients so that their common norm is at most ``max_norm``; the norm before.
+        """Scale all gradients so that their total norm is at most ``max_norm``; returns the norm before, a scalar.
 
-        The norm is that of the whole model's gradient: of the parts on all replicas (of one group
-        with ``groups``), which all have to call this. ``norm_type`` may be ``inf``. Raises RuntimeError on a
-        module inside another wrapper.
+        The norm is that of the whole model's gradient, over the parts on all replicas, or those of this replica's
+        group if ``groups`` are given. All these replicas must call this method. ``norm_type`` is the order of the
+        norm (default: 2), which may be ``inf``. Raises RuntimeError on a wrapper inside another, and in a backward
+        pass.
         """
         self._check_idle_root("clip_grad_norm_")
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
@@ -348,25 +363,25 @@ class XlaFullyShardedDataParallel(nn.Module):
             return total
         return model_collectives.all_reduce("sum", mine**kind, groups=groups) ** (1.0 / kind)  # type: ignore[no-any-return]
 
-    # -- looking at it --------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------
 
     @property
     def module(self) -> names.Inner:
-        """The wrapper around the wrapped module, which is its ``module``."""
+        """The module between this wrapper and the wrapped module, which is its attribute ``module``."""
         return self._fsdp_wrapped_module
 
     @property
     def sharded_params(self) -> list[nn.Parameter]:
-        """This wrapper's own parts, without those of wrappers inside."""
+        """This replica's parts of the parameters of this wrapper, without those of wrappers inside it."""
         return [shard.parameter for shard in self._unit.shards]
 
     @property
     def params_with_grad(self) -> list[nn.Parameter]:
-        """The parts that have a gradient, those of wrappers inside included."""
+        """The parts that have gradients, including those of wrappers inside this one."""
         return [p for p in self.parameters() if p.grad is not None]
 
     def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every part with the name that its parameter had in the model (flat ones: ``flat_param_N``)."""
+        """The parts, each with the name of its parameter in the original model; ``flat_param_N`` if flattened."""
         parts = []
         for prefix, part in self.named_modules():
             if isinstance(part, XlaFullyShardedDataParallel):
@@ -376,7 +391,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         return parts
 
     def get_shard_metadata(self) -> dict[str, object]:
-        """What ``consolidate_sharded_state_dicts`` needs; save it beside ``state_dict()``."""
+        """The metadata that ``consolidate_sharded_state_dicts`` needs; save it with ``state_dict()``."""
         shard_info: dict[str, object] = {}
         flatten_info: dict[str, object] = {}
         buffer_info: dict[str, object] = {}
@@ -423,9 +438,9 @@ class XlaFullyShardedDataParallel(nn.Module):
         return self._fsdp_wrapped_module[key]
 
 
-# Marks a parameter whose value was cut: another wrapper that meets it shares it.
+# Marks a parameter that a wrapper has already cut: another wrapper with this parameter shares it.
 _TAKEN: Final = "_xla_fsdp_taken"
-# Options of the wrapper that the parts it wraps by policy have too.
+# The wrapper's options that are passed on to the parts that its policy wraps.
 _INHERITED: Final = (
     "reshard_after_forward", "flatten_parameters", "execute_sharding_on_init",
     "optimization_barrier_in_forward", "optimization_barrier_in_backward", "sync_on_finalization",
@@ -440,47 +455,50 @@ def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """The errors of the constructor's arguments."""
-    dummies = [name for name, value in given.items() if name.startswith("_debug_dummy") and value]
+def _check(options: Mapping[str, Any]) -> None:
+    """Check the constructor's arguments; see the class for the errors."""
+    dummies = [name for name, value in options.items() if name.startswith("_debug_dummy") and value]
     if dummies:
         raise NotImplementedError(MSG_DEBUG.format(names=", ".join(dummies)))
-    module = given["module"]
+    module = options["module"]
     if isinstance(module, XlaFullyShardedDataParallel):
         raise RuntimeError(MSG_TWICE)
     if getattr(module.forward, "__func__", module.forward) is nn.Module.forward:
         raise RuntimeError(MSG_NO_FORWARD.format(kind=type(module).__name__))
     for name in ("compute_dtype", "buffer_dtype"):
-        if given[name] is not None and given[name] not in FLOAT_DTYPES:
+        if options[name] is not None and options[name] not in FLOAT_DTYPES:
             known = ", ".join(map(str, FLOAT_DTYPES))
-            raise ValueError(MSG_DTYPE.format(name=name, got=given[name], known=known))
-    parts = (given["sharding_rank"], given["sharding_world_size"])
-    if given["sharding_groups"] is not None and None in parts:
+            raise ValueError(MSG_DTYPE.format(name=name, got=options[name], known=known))
+    parts = (options["sharding_rank"], options["sharding_world_size"])
+    if options["sharding_groups"] is not None and None in parts:
         raise ValueError(MSG_GROUPS)
 
 
 def _predivide_factor(world_size: int) -> float:
-    """A power of two near the root of ``world_size``: neither sums nor quotients leave half precision."""
+    """A power of two near the square root of ``world_size``.
+
+    Dividing by it before the sum, and by the rest after it, avoids overflow and underflow in half precision.
+    """
     factor = 1
     while world_size % factor == 0 and world_size / factor > factor:
         factor *= 2
     return float(factor)
 
 
-def _wrap_parts(given: dict[str, Any]) -> None:
-    """Wrap the parts that the policy chooses, each by itself, before the module around them."""
-    if given["auto_wrap_policy"] is not None:
+def _wrap_parts(options: dict[str, Any]) -> None:
+    """Wrap the parts of the module that the policy chooses."""
+    if options["auto_wrap_policy"] is not None:
         wrap.recursive_wrap(
-            given["module"],
-            given["auto_wrap_policy"],
-            given["auto_wrapper_callable"] or XlaFullyShardedDataParallel,
+            options["module"],
+            options["auto_wrap_policy"],
+            options["auto_wrapper_callable"] or XlaFullyShardedDataParallel,
             only_wrap_children=True,
-            **{name: given[name] for name in _INHERITED},
+            **{name: options[name] for name in _INHERITED},
         )
 
 
-def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
-    """Give parameters on the meta device values. Raises ValueError where no function says which."""
+def _materialize(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
+    """Initialize parameters on the meta device. Raises ValueError if there is no function for it."""
     missing = [(n, p) for n, p in module.named_parameters() if p.is_meta]
     if not missing:
         return

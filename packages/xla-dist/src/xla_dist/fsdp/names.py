@@ -1,8 +1,8 @@
-"""The names of sharded parameters, and the module between the wrapper and what it wraps.
+"""The names of sharded parameters, and ``Inner``, the module between the wrapper and the wrapped module.
 
-State dicts and shard metadata are called and laid out as torch_xla 2.9's, so that checkpoints of either can
-be consolidated by both: a part is ``[PREFIX.]_fsdp_shard`` and the parameter's path, with a separator that is
-no dot.
+State dicts and shard metadata have the names and the structure of torch_xla 2.9's, so that either library can
+consolidate the other's checkpoints. The name of a part is ``[PREFIX.]_fsdp_shard`` followed by the parameter's
+path, in which ``SEPARATOR`` replaces the dots.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ INNER: Final = "_fpw_module."
 FLAT: Final = "flat_param_"
 
 FlatMetadata = tuple[list[str], list[torch.Size], list[int]]
-"""Of a flat parameter: names, shapes and numbers of elements of those in it."""
+"""The names, shapes and numbers of elements of the parameters in a flat parameter."""
 
 
 def shard_name(path: str) -> str:
-    """The name of the part of a parameter at ``path`` inside the wrapping module."""
+    """The name of a parameter's part; ``path`` is the parameter's path in the wrapper."""
     return f"{SHARD}.{path}".replace(".", SEPARATOR)
 
 
 def original_name(name: str) -> str:
-    """A name as the module that was wrapped has it."""
+    """The name that a parameter has in the model without wrappers."""
     return name.replace(WRAPPED, "").replace(INNER, "")
 
 
 class Inner(nn.Module):
-    """Holds the wrapped module, and its parameters in one where they are flattened.
+    """Holds the wrapped module, and its flat parameters if parameters are flattened.
 
-    Missing attributes and indices are the wrapped module's; state dicts do not show this module.
+    Attributes and indices that it lacks are those of the wrapped module. State dicts do not contain its name.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -55,7 +55,7 @@ class Inner(nn.Module):
         return self._fpw_module
 
     def flatten(self, named: Mapping[str, nn.Parameter]) -> None:
-        """Register the values of these parameters as the one parameter ``flat_param_N``."""
+        """Register one parameter, ``flat_param_N``, with the values of these parameters one after the other."""
         parameters = list(named.values())
         whole = torch.cat([p.detach().reshape(-1) for p in parameters])
         number = len(self.flat)
@@ -65,7 +65,7 @@ class Inner(nn.Module):
         self.flat.append((list(named), sizes, [size.numel() for size in sizes]))
 
     def forward(self, *args: object, **kwargs: object) -> Tree:
-        """The wrapped module's."""
+        """Call the wrapped module."""
         return self._fpw_module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -80,25 +80,26 @@ class Inner(nn.Module):
         return self._fpw_module[key]  # type: ignore[index]
 
 
-def _renamed(state: dict[str, object], old: str, new: str, spared: Sequence[str] = ()) -> None:
+def _rename(state: dict[str, object], old: str, new: str, except_for: Sequence[str] = ()) -> None:
+    """Replace the prefix ``old`` of keys by ``new``, unless one of ``except_for`` follows it."""
     for key in [k for k in state if k.startswith(old)]:
-        if not key.removeprefix(old).startswith(tuple(spared)):
+        if not key.removeprefix(old).startswith(tuple(except_for)):
             state[new + key.removeprefix(old)] = state.pop(key)
 
 
 def _without_inner(
     module: nn.Module, state: dict[str, object], prefix: str, _metadata: object
 ) -> None:
-    _renamed(state, prefix + INNER, prefix)
+    _rename(state, prefix + INNER, prefix)
 
 
 def _with_inner(module: nn.Module, state: dict[str, object], prefix: str, *_more: object) -> None:
     if not any(key.startswith(prefix + INNER) for key in state):
-        _renamed(state, prefix, prefix + INNER, (FLAT,))
+        _rename(state, prefix, prefix + INNER, (FLAT,))
 
 
 def pieces(flat: torch.Tensor, metadata: FlatMetadata) -> list[tuple[str, torch.Tensor]]:
-    """The parameters in a flat one, by name; views."""
+    """The names of the parameters in a flat parameter, with their values, which are views of it."""
     names, sizes, counts = metadata
     starts = [0, *itertools.accumulate(counts)]
     return [

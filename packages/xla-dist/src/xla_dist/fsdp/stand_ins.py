@@ -1,4 +1,7 @@
-"""What FSDP's options are debugged with: collectives that only have the right shapes, and containers' tensors."""
+"""Functions of ``torch_xla.distributed.fsdp.utils``.
+
+Collectives that only have the right shapes, and containers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _MIB: Final = 1 << 20
 
 
 def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
-    """A tensor with the shape of ``all_gather``'s result, made of this replica's value; no collective."""
+    """A tensor of the shape of ``all_gather``'s result, which repeats this replica's value; runs no collective."""
     repeats = [1] * value.dim()
     repeats[dim] = len(groups[0]) if groups else runtime.world_size()
     return value.repeat(repeats)
@@ -26,7 +29,7 @@ def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -
 def dummy_all_reduce(
     reduce_type: str, inputs: Tree, scale: float = 1.0, groups: Groups = None
 ) -> object:
-    """This replica's value times ``scale`` (a list of tensors: in place) without a collective."""
+    """``inputs`` times ``scale`` (default: 1), without a collective; a list of tensors is changed in place."""
     del reduce_type, groups
     if isinstance(inputs, torch.Tensor):
         return inputs * scale
@@ -36,10 +39,11 @@ def dummy_all_reduce(
 
 
 class BucketizedReduceScatter:
-    """Sums tensors over the replicas and hands each replica its part, many tensors per collective.
+    """Sums tensors over the replicas, and gives each replica its part, with one collective for many tensors.
 
-    ``callback(part)`` is called when the bucket of ``bucket_size_mb`` MiB is full, or by ``flush``; each
-    tensor is cut along its first dimension into ``shard_count`` parts.
+    The collective runs when the next tensor does not fit in the bucket of ``bucket_size_mb`` MiB, or in ``flush``.
+    ``shard_count`` is the number of replicas in each of ``groups``: each tensor is cut into as many parts
+    along its first dimension. ``pin_layout`` has no effect.
     """
 
     def __init__(
@@ -56,7 +60,10 @@ class BucketizedReduceScatter:
         self._size = 0
 
     def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
-        """Put ``input`` into the bucket, whose collective runs before if it is full."""
+        """Add ``input`` to the bucket; its collective will call ``callback(part)`` with this replica's part.
+
+        Runs the collective of the bucket first if ``input`` does not fit in it.
+        """
         size = input.numel() * input.element_size()
         if self._size + size > self._bytes:
             self.flush()
@@ -64,7 +71,7 @@ class BucketizedReduceScatter:
         self._size += size
 
     def flush(self) -> None:
-        """Run the collective of what waits, and the callbacks."""
+        """Run the collective of the tensors in the bucket, and their callbacks."""
         waiting, self._waiting, self._size = self._waiting, [], 0
         if not waiting:
             return
@@ -76,14 +83,14 @@ class BucketizedReduceScatter:
 
 
 class DummyReduceScatter(BucketizedReduceScatter):
-    """In its place: the callback gets the first part of this replica's value at once, and nothing waits."""
+    """``BucketizedReduceScatter`` without collectives: uses the first part of this replica's own value."""
 
     def __init__(self, shard_count: int) -> None:
         super().__init__(0, shard_count, None, pin_layout=False)
         self.shard_count = shard_count
 
     def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
-        """Hand the first part of ``input`` to ``callback``."""
+        """Call ``callback`` with the first part of ``input`` immediately."""
         callback(input[: input.size(0) // self.shard_count])
 
 
@@ -92,19 +99,19 @@ def _is_tensor(value: object) -> bool:
 
 
 def apply_to_tensors(fn: Callable[[torch.Tensor], object], container: object) -> object:
-    """A copy of a tensor's containers with ``fn`` applied to every tensor in them."""
+    """A copy of ``container`` and the containers in it, with ``fn`` applied to each tensor."""
     return tensors.map_selected(container, _is_tensor, fn)
 
 
 def collect_tensors(container: object) -> list[torch.Tensor]:
-    """The tensors inside nested containers, in order."""
+    """The tensors in ``container`` and the containers in it, in order."""
     return tensors.collect(container, _is_tensor)
 
 
 def replace_by_prefix_(state_dict: dict[str, object], old_prefix: str, new_prefix: str) -> None:
-    """Give the keys that begin with ``old_prefix`` the new one, in place.
+    """Replace ``old_prefix`` of the dict's keys by ``new_prefix``, in place.
 
-    Raises ValueError when both prefixes are the same.
+    Raises ValueError if both prefixes are the same.
     """
     if old_prefix == new_prefix:
         raise ValueError(f"both prefixes are {old_prefix!r}")

@@ -1,10 +1,10 @@
-"""What a sharded module records in a step: gather, free after the forward pass, gather again, reduce.
+"""The operations that a sharded module records: gather, free after the forward pass, gather again, reduce.
 
-Nothing here runs at once. A full parameter is a value in the step's program; how long the program keeps it
-in memory follows from where it is used. For the backward pass, PyTorch saves tensors that look at the
-storage of a gathered parameter. Where memory is to be saved, that storage's value is taken away after the
-forward pass, and when the module's backward pass begins it gets the value of a second gather, which an
-optimization barrier keeps from being merged with the first.
+Nothing runs when it is recorded. A full parameter is a value in the step's program, and how long it occupies memory
+depends on its uses in the program. For the backward pass, PyTorch saves tensors that are views of a gathered
+parameter's storage. To save memory, we revoke that storage's value after the forward pass. When the
+module's backward pass begins, the storage gets the value of a second gather. An optimization barrier before that
+gather keeps the compiler from merging it with the first.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from xla_dist.collectives.model_collectives import Groups
 from xla_dist.fsdp.layouts import Layout
 
 MSG_FREED: Final = (
-    "the full parameter {name} was freed after the forward pass of its sharded module, and nothing that the "
-    "module returned brought it back in the backward pass; return tensors, or lists, dicts or "
-    "dataclasses of them, or use reshard_after_forward=False"
+    "the full parameter {name} was freed after the forward pass of its sharded module, and was not gathered again, "
+    "because the backward pass reached no tensor that the module returned; return tensors, or lists, "
+    "dicts or dataclasses of them, or use reshard_after_forward=False"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """An attribute of a module that is a full parameter, or from ``start`` on a piece of a flat one."""
+    """A module's attribute of shape ``size`` that holds a full parameter while the module computes.
+
+    ``start`` is the index of its first element in a flat parameter; None if its parameter is not flattened.
+    """
 
     module: nn.Module
     attribute: str
@@ -50,13 +53,13 @@ class Place:
     start: int | None = None
 
     def put(self, full: torch.Tensor) -> None:
-        """Give the module its parameter, a view of ``full``."""
+        """Set the attribute to the full parameter, a view of ``full``."""
         if self.start is not None:
             full = full[self.start : self.start + self.size.numel()].view(self.size)
         setattr(self.module, self.attribute, full)
 
     def clear(self) -> None:
-        """Leave a tensor without a value: it has a shape, and says so when it is computed with."""
+        """Set the attribute to a meta tensor, which has the right shape but raises in computations."""
         setattr(self.module, self.attribute, self._shape_only)
 
     @functools.cached_property
@@ -66,7 +69,11 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One sharded parameter: this replica's part, how it was cut, its name and where it is used."""
+    """One sharded parameter.
+
+    ``parameter`` is this replica's part, ``layout`` says how it was cut, ``path`` is its name in the
+    wrapper, and ``places`` are the modules' attributes that it belongs to.
+    """
 
     parameter: nn.Parameter
     layout: Layout
@@ -75,13 +82,17 @@ class Shard:
 
     @property
     def trains(self) -> bool:
-        """Whether it gets gradients."""
+        """Whether the parameter requires gradients."""
         return self.parameter.requires_grad
 
 
 @dataclasses.dataclass
 class Options:
-    """How a unit gathers and reduces; see ``XlaFullyShardedDataParallel``."""
+    """How a unit gathers parameters and reduces gradients; see ``XlaFullyShardedDataParallel``.
+
+    Gradients are divided by ``predivide`` before the reduction, multiplied by ``scale`` in it, and divided by
+    ``postdivide`` after it.
+    """
 
     compute_dtype: torch.dtype
     groups: Groups
@@ -97,30 +108,33 @@ class Options:
 
 
 class Unit:
-    """The parameters that are gathered together, and whether their gradients are reduced now."""
+    """The sharded parameters of one wrapper.
+
+    ``reduces`` is whether backward passes reduce gradients; without it (``no_sync``) they add up full gradients.
+    """
 
     def __init__(self, shards: Sequence[Shard], options: Options) -> None:
         self.shards = list(shards)
         self.options = options
         self.reduces = True
-        # full gradients of backward passes that reduced nothing, by position
+        # full gradients of backward passes that reduced nothing, by the parameter's index in ``shards``
         self.unreduced: dict[int, torch.Tensor] = {}
         self.clear()
 
     def clear(self) -> None:
-        """Take the full parameters from the modules."""
+        """Remove the full parameters from the modules."""
         for shard in self.shards:
             for place in shard.places:
                 place.clear()
 
     def put(self, fulls: Sequence[torch.Tensor]) -> None:
-        """Give the modules their full parameters."""
+        """Set the modules' attributes to their full parameters, one of ``fulls`` for each shard."""
         for shard, full in zip(self.shards, fulls, strict=True):
             for place in shard.places:
                 place.put(full)
 
     def gathered(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The padded full parameters of all replicas' ``parts``."""
+        """The padded full parameters, gathered from the ``parts`` of all replicas, in the compute dtype."""
         options = self.options
         parts = [p.to(options.compute_dtype) for p in parts]
         if options.coalesce and parts:
@@ -129,7 +143,7 @@ class Unit:
         return [model_collectives.all_gather(p, 0, options.groups) for p in parts]
 
     def buckets(self) -> Iterator[list[int]]:
-        """Positions of parameters whose gradients are reduced by one operator, the last ones first."""
+        """Lists of indices of the parameters whose gradients one operator reduces, the last parameters first."""
         bucket: list[int] = []
         size = 0
         for position in reversed(range(len(self.shards))):
@@ -146,7 +160,10 @@ class Unit:
     def reduced(
         self, positions: Sequence[int], gradients: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The parts' gradients from full ones; None where there is none, or is none yet."""
+        """The gradients of this replica's parts, from full gradients of the parameters ``positions``.
+
+        None for a parameter without a gradient, and for all if ``reduces`` is false.
+        """
         summed = {p: self._with_earlier(p, g) for p, g in zip(positions, gradients, strict=True)}
         ready = {p: g for p, g in summed.items() if g is not None}
         if not self.reduces:
@@ -159,8 +176,8 @@ class Unit:
         results = model_collectives.reduce_scatter(
             model_collectives.REDUCE_SUM, prepared, options.scale, 0, options.world, options.groups
         )
-        done = dict(zip(ready, map(self._finished, ready, results), strict=True))
-        return [done.get(p) for p in positions]
+        of_parts = dict(zip(ready, map(self._finished, ready, results), strict=True))
+        return [of_parts.get(p) for p in positions]
 
     def _with_earlier(self, position: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         earlier = self.unreduced.pop(position, None)
@@ -181,7 +198,12 @@ class Unit:
 
 
 class Call:
-    """One forward pass of a unit, and its backward pass."""
+    """One forward pass of a unit, and its backward pass.
+
+    ``frees``: the full parameters are freed after the forward pass, and gathered again. ``finish`` is called at the
+    end of the backward pass. ``bases`` are the gathered parameters, padded; ``fulls`` are the full
+    parameters, views of them.
+    """
 
     def __init__(self, unit: Unit, frees: bool, finish: Callable[[], None]) -> None:
         self.unit = unit
@@ -194,28 +216,29 @@ class Call:
     # -- forward --------------------------------------------------------------------------------
 
     def enter(self, arguments: object) -> Tree:
-        """Gather, once ``arguments`` are computed; gives them back, for the module."""
+        """Gather the full parameters, after ``arguments`` are computed; returns the arguments for the module."""
         tensors = collect(arguments, _is_xla)
         if not tensors or not self.unit.shards:
             self.gather([])
             self._put_fulls()
             return arguments
-        fresh = iter(_Enter.apply(self, *tensors))
+        replacements = iter(_Enter.apply(self, *tensors))
         self._put_fulls()
-        return map_selected(arguments, _is_xla, lambda _old: next(fresh))
+        return map_selected(arguments, _is_xla, lambda _tensor: next(replacements))
 
     def gather(self, dependencies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Make the bases; with a barrier after ``dependencies``, whose values come back."""
+        """Gather the bases; returns ``dependencies``, behind one barrier with the parts if there is a barrier."""
         options = self.unit.options
-        values, fresh = self._parts_behind(dependencies, options.barrier_in_forward)
+        values, behind = self._parts_behind(dependencies, options.barrier_in_forward)
         self.bases = self.unit.gathered(values)
-        return fresh
+        return behind
 
     def _parts_behind(
-        self, dependencies: Sequence[torch.Tensor], fence: bool
+        self, dependencies: Sequence[torch.Tensor], barrier: bool
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """This replica's parts and ``dependencies``, behind one barrier if ``barrier``."""
         parts = [shard.parameter.detach() for shard in self.unit.shards]
-        if not fence or not parts:
+        if not barrier or not parts:
             return parts, [d.detach() for d in dependencies]
         values = operators.behind_barrier([*parts, *dependencies])
         return values[: len(parts)], values[len(parts) :]
@@ -233,22 +256,25 @@ class Call:
         unit.put(self.fulls)
 
     def leave(self, results: Tree) -> Tree:
-        """The module's results, tied to this call's backward pass."""
+        """Free the full parameters if ``frees``; returns the module's results.
+
+        The backward pass of the returned results begins with ``begin_backward``.
+        """
         self.unit.clear()
         if not torch.is_grad_enabled():
             return results
         tensors = [t for t in collect(results, _is_xla) if t.requires_grad]
-        chosen = {id(t) for t in tensors}
+        ids = {id(t) for t in tensors}
         if not tensors:
             return results
-        fresh = iter(_Leave.apply(self, *tensors))
-        changed = map_selected(results, lambda t: id(t) in chosen, lambda _old: next(fresh))
+        replacements = iter(_Leave.apply(self, *tensors))
+        replaced = map_selected(results, lambda t: id(t) in ids, lambda _tensor: next(replacements))
         if self.frees:
             self.free()
-        return changed
+        return replaced
 
     def free(self) -> None:
-        """Take the values from the gathered parameters' storages; what autograd saved looks at them."""
+        """Revoke the values of the gathered parameters' storages, and so of autograd's saved views of them."""
         for shard, base in zip(self.unit.shards, self.bases, strict=True):
             revoke(base, NoValueError(MSG_FREED.format(name=shard.path)))
         self.freed = True
@@ -256,24 +282,24 @@ class Call:
     # -- backward -------------------------------------------------------------------------------
 
     def begin_backward(self, gradients: Sequence[object]) -> list[object]:
-        """Bring the full parameters back before anything of this call is differentiated."""
+        """Gather freed parameters again, before anything of this call is differentiated; returns the gradients."""
         autograd.after_backward(self._end_backward)
         if self.freed:
             gradients = self._gather_again(gradients)
-        self.unit.put(self.fulls)  # for what is computed again
+        self.unit.put(self.fulls)  # checkpointed parts of the module compute again
         return list(gradients)
 
     def _gather_again(self, gradients: Sequence[object]) -> list[object]:
         present = [g for g in gradients if g is not None]
-        values, fresh = self._parts_behind(present, self.unit.options.barrier_in_backward)
-        for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
-            restore_value(base, again)
+        values, behind = self._parts_behind(present, self.unit.options.barrier_in_backward)
+        for base, gathered in zip(self.bases, self.unit.gathered(values), strict=True):
+            restore_value(base, gathered)
         self.freed = False
-        remaining = iter(fresh)
+        remaining = iter(behind)
         return [None if g is None else next(remaining) for g in gradients]
 
     def _end_backward(self) -> None:
-        # what still holds the graph (a loss) would make the full parameters results of the step
+        # a tensor that still holds the graph, such as the loss, would make the full parameters results of the step
         self.free()
         self.unit.clear()
         self.finish()
@@ -283,47 +309,43 @@ def _is_xla(value: object) -> bool:
     return isinstance(value, XLATensor)
 
 
-def _fenced(gradients: Iterable[object], fence: bool) -> list[object]:
-    """Gradients behind one barrier; None stays None."""
-    all_ = list(gradients)
-    there = [g for g in all_ if g is not None]
-    if not fence or not there:
-        return all_
-    fresh = iter(operators.behind_barrier(there))
-    return [None if g is None else next(fresh) for g in all_]
+def _behind_barrier(gradients: Iterable[object], barrier: bool) -> list[object]:
+    """The gradients, behind one barrier if ``barrier``; None stays None."""
+    listed = list(gradients)
+    present = [g for g in listed if g is not None]
+    if not barrier or not present:
+        return listed
+    behind = iter(operators.behind_barrier(present))
+    return [None if g is None else next(behind) for g in listed]
 
 
 class _Enter(Function):
-    """The arguments of a call, behind a barrier with the parts that are gathered next."""
+    """The arguments of a call, behind one barrier with the parts that are gathered next."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The same values."""
+        """Gather the parameters; returns ``tensors``."""
         ctx.call = call
         ctx.set_materialize_grads(False)
-        fresh = call.gather(tensors)
+        behind = call.gather(tensors)
         ctx.mark_non_differentiable(
-            *(
-                f
-                for f, t in zip(fresh, tensors, strict=True)
-                if not (t.is_floating_point() or t.is_complex())
-            )
+            *(t for t in behind if not (t.is_floating_point() or t.is_complex()))
         )
-        return tuple(fresh)
+        return tuple(behind)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
-        """The gradients, all of which are there before what came before goes on."""
-        return None, *_fenced(gradients, ctx.call.unit.options.barrier_in_backward)
+        """The gradients, behind one barrier: the backward pass before this call starts when all are computed."""
+        return None, *_behind_barrier(gradients, ctx.call.unit.options.barrier_in_backward)
 
 
 class _Leave(Function):
-    """The results of a call; in the backward pass this is where it begins."""
+    """The results of a call; the backward pass of the call begins here."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The same values, in storages that are not the parameters'."""
+        """The same values, in new storages: a result may be a view of a parameter, whose storage is freed."""
         ctx.call = call
         ctx.set_materialize_grads(False)
         if call.unit.options.barrier_in_forward:
@@ -333,20 +355,20 @@ class _Leave(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
-        """The gradients, once the full parameters are back."""
+        """The gradients, after the full parameters have been gathered again."""
         return None, *ctx.call.begin_backward(gradients)
 
 
 class _Full(Function):
-    """Full parameters as functions of this replica's parts: the gradients are reduced and cut."""
+    """Full parameters as functions of this replica's parts, whose gradients are slices of the reduced gradients."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, call: Call, positions: Sequence[int], *parts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What was gathered already."""
+        """The full parameters ``positions``, which ``call`` has already gathered."""
         del parts
-        # not the call, which holds the results: a cycle would keep them until Python looks for it
+        # not the call, which holds the results: the cycle would keep them alive until garbage collection
         ctx.unit, ctx.positions = call.unit, positions
         ctx.set_materialize_grads(False)
         return tuple(call.fulls[p].detach() for p in positions)
@@ -354,8 +376,8 @@ class _Full(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
-        """The parts' gradients: means over the replicas."""
+        """The gradients of the parts: means over the replicas."""
         unit = ctx.unit
-        gradients = tuple(_fenced(gradients, unit.options.barrier_in_backward))
+        gradients = tuple(_behind_barrier(gradients, unit.options.barrier_in_backward))
         means = unit.reduced(ctx.positions, gradients)
-        return None, None, *_fenced(means, unit.options.barrier_in_backward)
+        return None, None, *_behind_barrier(means, unit.options.barrier_in_backward)

@@ -1,8 +1,8 @@
-"""Policies that choose which parts of a model become sharding units of their own.
+"""Policies that choose the parts of a model to wrap, and ``recursive_wrap``, which applies them.
 
-A policy is called as ``policy(module=, recurse=, unwrapped_params=)``: with ``recurse`` whether to look into the
-module's children, without whether to wrap the module itself; ``unwrapped_params`` counts the
-elements of its parameters that nothing inside wraps.
+A policy is called as ``policy(module=, recurse=, unwrapped_params=)``. With ``recurse`` it returns whether to visit
+the module's children, and without it whether to wrap the module itself. ``unwrapped_params`` is the number of
+elements of the module's parameters that are not in a wrapped part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MSG_WRAPPED: Final = (
 
 
 def always_wrap_policy(*args: object, **kwargs: object) -> bool:
-    """Wrap every module."""
+    """A policy that wraps every module."""
     del args, kwargs
     return True
 
@@ -34,7 +34,7 @@ def lambda_auto_wrap_policy(
     unwrapped_params: int,
     lambda_fn: Callable[[nn.Module], bool],
 ) -> bool:
-    """Wrap the modules that ``lambda_fn`` says yes to."""
+    """A policy that wraps the modules for which ``lambda_fn(module)`` is true."""
     del unwrapped_params
     return recurse or lambda_fn(module)
 
@@ -45,7 +45,7 @@ def transformer_auto_wrap_policy(
     unwrapped_params: int,
     transformer_layer_cls: Collection[type[nn.Module]],
 ) -> bool:
-    """Wrap the modules of these classes: a transformer's layers."""
+    """A policy that wraps the modules of the classes ``transformer_layer_cls``."""
     del unwrapped_params
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
@@ -58,18 +58,19 @@ def size_based_auto_wrap_policy(
     force_leaf_modules: Collection[type[nn.Module]] | None = None,
     exclude_wrap_modules: Collection[type[nn.Module]] | None = None,
 ) -> bool:
-    """Wrap modules with at least ``min_num_params`` (10**8) elements that nothing inside wraps.
+    """A policy that wraps modules with at least ``min_num_params`` (default.
 
-    Children of ``force_leaf_modules`` (default: nn.MultiheadAttention) are never looked at,
-    ``exclude_wrap_modules`` (default: nn.ModuleList, nn.ModuleDict, which have no forward) never wrapped.
+    10**8) unwrapped elements of parameters. It never visits children of the classes ``force_leaf_modules``
+    (default: nn.MultiheadAttention), and never wraps modules of the classes ``exclude_wrap_modules`` (default:
+    nn.ModuleList and nn.ModuleDict, which have no forward).
     """
     if unwrapped_params < min_num_params:
         return False
     if recurse:
-        spared = FORCE_LEAF_MODULES if force_leaf_modules is None else force_leaf_modules
+        excluded = FORCE_LEAF_MODULES if force_leaf_modules is None else force_leaf_modules
     else:
-        spared = EXCLUDE_WRAP_MODULES if exclude_wrap_modules is None else exclude_wrap_modules
-    return not isinstance(module, tuple(spared))
+        excluded = EXCLUDE_WRAP_MODULES if exclude_wrap_modules is None else exclude_wrap_modules
+    return not isinstance(module, tuple(excluded))
 
 
 def recursive_wrap(
@@ -81,30 +82,32 @@ def recursive_wrap(
     only_wrap_children: bool = False,
     **kwargs: Tree,
 ) -> tuple[nn.Module, int]:
-    """Wrap the parts of ``module`` that the policy chooses as ``wrapper_cls(part, **kwargs)``, inside out.
+    """Replace the parts that the policy chooses by ``wrapper_cls(part, **kwargs)``, inner parts first.
 
-    Returns the module, wrapped itself where the policy says so unless ``only_wrap_children``, and how many
-    elements of parameters were wrapped. A module's dict ``_wrap_overrides`` replaces ``kwargs`` for it.
-    Raises ValueError when a part is wrapped already.
+    Returns the module and the number of elements of parameters in wrapped parts. The module itself is wrapped too
+    if the policy chooses it, unless ``only_wrap_children`` (default: False). It skips ``ignored_modules``, and does
+    not count ``ignored_params`` (default: none). A module's dict ``_wrap_overrides`` overrides ``kwargs`` for it.
+    Raises ValueError if a part is already wrapped.
     """
     _check_unwrapped(module, wrapper_cls, ignored_modules)
     ignored = {id(p) for p in ignored_params}
     count = sum(p.numel() for p in module.parameters() if id(p) not in ignored)
     if not auto_wrap_policy(module=module, recurse=True, unwrapped_params=count):
         return module, 0
-    done = 0
+    wrapped_count = 0
     for name, child in list(module.named_children()):
         if child in ignored_modules:
             continue
-        wrapped, number = recursive_wrap(
+        wrapped, child_count = recursive_wrap(
             child, auto_wrap_policy, wrapper_cls, ignored_modules, ignored_params, **kwargs
         )
         setattr(module, name, wrapped)
-        done += number
+        wrapped_count += child_count
     if only_wrap_children:
-        return module, done
-    if not auto_wrap_policy(module=module, recurse=False, unwrapped_params=count - done):
-        return module, done
+        return module, wrapped_count
+    unwrapped = count - wrapped_count
+    if not auto_wrap_policy(module=module, recurse=False, unwrapped_params=unwrapped):
+        return module, wrapped_count
     options = {**kwargs, **getattr(module, "_wrap_overrides", {})}
     return wrapper_cls(module, **options), count
 

@@ -200,7 +200,7 @@ def _line_at(log: Log, other: int, position: int) -> str:
     return program.place(log.ordinal, other, index)
 
 
-class Agreement:
+class OrderCheck:
     """This process's log, and what it knows of the logs of other processes."""
 
     def __init__(self, ordinal: int, world: int) -> None:
@@ -213,7 +213,7 @@ class Agreement:
         self.followed: set[tuple[str, str]] = set()
         self.compared: collections.Counter[int] = collections.Counter()
         self.others: dict[int, Log] = {}
-        self.ledger: LaunchLog | None = None
+        self.launch_log: LaunchLog | None = None
         self.on_unusual: Callable[[], None] = lambda: None
         """Called after a launch that the other processes must see."""
         self._lock = threading.RLock()
@@ -227,7 +227,7 @@ class Agreement:
         """
         with self._lock:
             if program.digest not in self.programs:
-                # before the ledger names it, which other processes read immediately
+                # before the launch log names it, which other processes read immediately
                 jobs.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
                 lines = json.dumps(program.places).encode()
                 jobs.publish(f"{PLACES_FOLDER}/{self.log.ordinal}/{program.digest}", lines)
@@ -244,12 +244,12 @@ class Agreement:
         return unusual
 
     def _note(self, times: int, digest: str) -> None:
-        if self.ledger is None:
+        if self.launch_log is None:
             return
         if times == 1:
-            self.ledger.begin(self.log.ordinal, self.log.latest, digest)
+            self.launch_log.begin(self.log.ordinal, self.log.latest, digest)
         else:
-            self.ledger.repeat(self.log.ordinal, self.log.latest, times)
+            self.launch_log.repeat(self.log.ordinal, self.log.latest, times)
 
     def show(self) -> None:
         """Publish the log if it has changed."""
@@ -260,7 +260,7 @@ class Agreement:
             self._shown = encoded
         jobs.publish(f"{LOG_FOLDER}/{self.log.ordinal}", encoded)
 
-    def look(self) -> None:
+    def compare(self) -> None:
         """Compare this log with those of the other processes. Raises Difference."""
         for name, data in jobs.published(LOG_FOLDER).items():
             ordinal = int(name)
@@ -308,7 +308,7 @@ class Agreement:
         log.forgotten.update({int(k): v for k, v in content["forgotten"].items()})
         log.runs.extend((self._program(digest), times) for digest, times in content["runs"])
         start = max(log.latest, 0)
-        for run, digest, times in self.ledger.since(ordinal, start) if self.ledger else ():
+        for run, digest, times in self.launch_log.since(ordinal, start) if self.launch_log else ():
             if run == log.latest:
                 log.runs.pop()
             log.runs.append((self._program(digest), times))

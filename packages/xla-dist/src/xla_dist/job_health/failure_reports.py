@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 from xla_core.extension_api import jobs
 from xla_core.support import flags
 from xla_dist.job_health import flight_recorder, peer_queries
-from xla_dist.job_health.collective_order import Agreement, Difference
+from xla_dist.job_health.collective_order import Difference, OrderCheck
 from xla_dist.job_health.heartbeats import Heartbeats
 from xla_dist.job_health.local_processes import LocalProcesses, introduce
 from xla_dist.job_health.stall_detector import StallDetector
@@ -83,12 +83,12 @@ class _State:
 
 
 class Watchdog(threading.Thread):
-    """Watches the other processes, and compares ``agreement`` with theirs."""
+    """Watches the other processes, and compares ``order_check`` with theirs."""
 
-    def __init__(self, connection: jobs.Connection, agreement: Agreement) -> None:
+    def __init__(self, connection: jobs.Connection, order_check: OrderCheck) -> None:
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
-        self.agreement = agreement
+        self.order_check = order_check
         self.threads = ThreadWatch()
         self.local_processes = LocalProcesses(connection.job.count)
         self.heartbeats = Heartbeats(
@@ -102,9 +102,9 @@ class Watchdog(threading.Thread):
         self._interrupted_since: float | None = None
         job = connection.job
         self.recorder = flight_recorder.start(
-            agreement, job.index, job.count, lambda: _State.waiting
+            order_check, job.index, job.count, lambda: _State.waiting
         )
-        self.stalls = StallDetector(agreement, self.recorder.slow)
+        self.stalls = StallDetector(order_check, self.recorder.slow)
 
     def run(self) -> None:
         """Check repeatedly until ``stop()``."""
@@ -171,7 +171,7 @@ class Watchdog(threading.Thread):
             return self._unreachable(error)
         except Exception:  # a job without a watchdog could hang, so go on checking
             logger.exception(
-                "xla-dist: the watchdog of ordinal %d failed", self.agreement.log.ordinal
+                "xla-dist: the watchdog of ordinal %d failed", self.order_check.log.ordinal
             )
             return None
 
@@ -179,7 +179,7 @@ class Watchdog(threading.Thread):
         self._lost_since = None
         # the log before the status, so that a reader of this process's status finds in its log what it
         # launched before
-        self.agreement.show()
+        self.order_check.show()
         show_status()
         for name, data in sorted(jobs.published(FAILURE_FOLDER).items()):
             if int(name) != self.connection.job.index:
@@ -226,8 +226,8 @@ class Watchdog(threading.Thread):
         return None
 
     def _difference(self) -> str | None:
-        done, waiting_for_this = finished(), wait_for(self.agreement.log.ordinal)
-        self.agreement.look()
+        done, waiting_for_this = finished(), wait_for(self.order_check.log.ordinal)
+        self.order_check.compare()
         text = self.stalls.look(done, waiting_for_this)
         if text is not None:
             publish(text)
@@ -242,7 +242,7 @@ class Watchdog(threading.Thread):
 
     def _answer(self) -> None:
         """Publish where this process is, if others wait for it; end it if it can never arrive."""
-        me = self.agreement.log.ordinal
+        me = self.order_check.log.ordinal
         askers = peer_queries.asked(me)
         if not askers:
             self.threads.forget()
@@ -279,7 +279,7 @@ class Watchdog(threading.Thread):
         waiting = _State.waiting
         if waiting is not None:
             return f"This process waited at {waiting.what}"
-        return f"This process last launched: {self.agreement.last()}"
+        return f"This process last launched: {self.order_check.last()}"
 
 
 def _end(text: str, report: Callable[[], None]) -> NoReturn:
@@ -313,14 +313,14 @@ def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
     _end(MSG_ORPHAN + flight_recorder.failed(MSG_ORPHAN), lambda: None)
 
 
-def watch(agreement: Agreement) -> Watchdog | None:
+def watch(order_check: OrderCheck) -> Watchdog | None:
     """Start the watchdog, if it is not running; None for a process that is alone."""
     connection = jobs.connection()
     if connection is None or connection.job.count < 2:
         return None
     if _State.watchdog is None:
         introduce()
-        _State.watchdog = Watchdog(connection, agreement)
+        _State.watchdog = Watchdog(connection, order_check)
         _State.watchdog.start()
     return _State.watchdog
 
@@ -364,7 +364,7 @@ def publish_done() -> None:
     connection = jobs.connection()
     if connection is not None:
         if _State.watchdog is not None:
-            _State.watchdog.agreement.show()
+            _State.watchdog.order_check.show()
             _State.watchdog.recorder.show(finished=True)
         jobs.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
 

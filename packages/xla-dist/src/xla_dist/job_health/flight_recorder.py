@@ -23,7 +23,7 @@ from typing import Any, Final
 from xla_core.extension_api import jobs
 from xla_core.support import flight_files, flight_report, flight_ring
 from xla_dist.job_health import flight_snapshot, thread_states, witness
-from xla_dist.job_health.collective_order import Agreement
+from xla_dist.job_health.collective_order import OrderCheck
 from xla_dist.job_health.flight_snapshot import Facts
 from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS, WARN_AFTER
 
@@ -63,15 +63,19 @@ class _State:
 
 
 class Recorder:
-    """What the watchdog does for reports: ``agreement`` has the collectives of replica ``ordinal``.
+    """What the watchdog does for reports: ``order_check`` has the collectives of replica ``ordinal``.
 
     ``waiting`` tells what the main thread waits at. For a process that is alone the count is 1.
     """
 
     def __init__(
-        self, agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], object]
+        self,
+        order_check: OrderCheck | None,
+        ordinal: int,
+        count: int,
+        waiting: Callable[[], object],
     ) -> None:
-        self.agreement = agreement
+        self.order_check = order_check
         self.ordinal = ordinal
         self.count = count
         self._waiting = waiting
@@ -88,8 +92,8 @@ class Recorder:
         self._slow_pause, self._next_slow = _SLOW_PAUSE_SECONDS, 0.0
         self._next_straggler = time.monotonic() + _STRAGGLER_SECONDS
         self._named: set[str] = set()
-        if agreement is not None:
-            agreement.on_unusual = self.show
+        if order_check is not None:
+            order_check.on_unusual = self.show
         if count > 1 and ordinal == 0:
             jobs.publish(_NAME, self._own_name.encode())
         met = jobs.connection()
@@ -127,7 +131,7 @@ class Recorder:
             return
         self._shown = seen
         facts = Facts(waiting=self._waiting(), finished=finished)
-        last = flight_snapshot.take_brief(self.agreement, self.ordinal, self.count, facts)
+        last = flight_snapshot.take_brief(self.order_check, self.ordinal, self.count, facts)
         self._keep(last)
         jobs.publish(f"{_LAST}/{self.ordinal}", zlib.compress(json.dumps(last).encode(), 1))
 
@@ -215,10 +219,10 @@ class Recorder:
             self._dumped.add(occasion)
             self._dumped_at = time.monotonic()
         facts.waiting = facts.waiting or self._waiting()
-        if self.count > 1 and self.agreement is not None:
+        if self.count > 1 and self.order_check is not None:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ
-                self.agreement.look()  # what others have launched meanwhile
-        snapshot = flight_snapshot.take(self.agreement, self.ordinal, self.count, facts)
+                self.order_check.compare()  # what others have launched meanwhile
+        snapshot = flight_snapshot.take(self.order_check, self.ordinal, self.count, facts)
         others: dict[int, dict[str, object]] = {}
         if self.count > 1:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone
@@ -318,11 +322,11 @@ def _last() -> dict[int, dict[str, Any]]:
 
 
 def start(
-    agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], object]
+    order_check: OrderCheck | None, ordinal: int, count: int, waiting: Callable[[], object]
 ) -> Recorder:
     """This process's recorder, made once; from now on a signal asks for a report."""
     if _State.recorder is None:
-        _State.recorder = Recorder(agreement, ordinal, count, waiting)
+        _State.recorder = Recorder(order_check, ordinal, count, waiting)
         _listen(_State.recorder)
     return _State.recorder
 

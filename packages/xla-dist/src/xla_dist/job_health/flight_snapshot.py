@@ -12,7 +12,7 @@ from typing import Any, Final
 from xla_core.extension_api.distributed import recorded_calls
 from xla_core.support import flight_ring
 from xla_dist.job_health import thread_states
-from xla_dist.job_health.collective_order import Agreement, Collectives
+from xla_dist.job_health.collective_order import Collectives, OrderCheck
 
 RECORDS: Final = 256
 COLLECTIVES: Final = 64
@@ -47,10 +47,10 @@ class Facts:
         self.stack = "".join(traceback.format_tb(error.__traceback__))
 
 
-def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) -> dict[str, Any]:
+def take(order_check: OrderCheck | None, ordinal: int, count: int, facts: Facts) -> dict[str, Any]:
     """All that a report has of this process, as one ``json`` object."""
     condition = thread_states.ThreadWatch().look()
-    snapshot = _brief(agreement, ordinal, count, facts, RECORDS, COLLECTIVES)
+    snapshot = _brief(order_check, ordinal, count, facts, RECORDS, COLLECTIVES)
     snapshot["place"] = facts.place or condition.place
     snapshot["doing"] = condition.doing
     snapshot["stack"] = facts.stack or condition.stack
@@ -59,16 +59,16 @@ def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) ->
 
 
 def take_brief(
-    agreement: Agreement | None, ordinal: int, count: int, facts: Facts
+    order_check: OrderCheck | None, ordinal: int, count: int, facts: Facts
 ) -> dict[str, object]:
     """The same without stack, and with few records: what the others keep of this process."""
-    snapshot = _brief(agreement, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
+    snapshot = _brief(order_check, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
     snapshot["place"] = facts.place or thread_states.main_place()
     return snapshot
 
 
 def _brief(
-    agreement: Agreement | None, ordinal: int, count: int, facts: Facts, records: int, items: int
+    order_check: OrderCheck | None, ordinal: int, count: int, facts: Facts, records: int, items: int
 ) -> dict[str, object]:
     ring = flight_ring.records()
     times = flight_ring.step_times()
@@ -89,8 +89,10 @@ def _brief(
         "inside": _inside(ring),
         "meets": _under_way(ring, flight_ring.MEET),
         "writes": _under_way(ring, flight_ring.WRITE),
-        "launched": _launched(agreement, ordinal, count),
-        "seen": {str(n): c for n, c in agreement.seen().items()} if agreement is not None else {},
+        "launched": _launched(order_check, ordinal, count),
+        "seen": {str(n): c for n, c in order_check.seen().items()}
+        if order_check is not None
+        else {},
         "collectives": _collectives(ring, items),
         "calls": [],
         "programs": flight_ring.programs(ring[-records:]),
@@ -130,11 +132,11 @@ def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, object]]:
     ]
 
 
-def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str, object]:
-    if agreement is None:
+def _launched(order_check: OrderCheck | None, ordinal: int, count: int) -> dict[str, object]:
+    if order_check is None:
         return {"all": 0, "with": {}}
-    counts = {n: agreement.length(n) for n in range(count) if n != ordinal}
-    return {"all": agreement.launched, "with": {str(n): c for n, c in counts.items() if c}}
+    counts = {n: order_check.length(n) for n in range(count) if n != ordinal}
+    return {"all": order_check.launched, "with": {str(n): c for n, c in counts.items() if c}}
 
 
 def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, object]]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from xla_core.extension_api import runtime
 from xla_dist.job_health import peer_queries
-from xla_dist.job_health.collective_order import Agreement
+from xla_dist.job_health.collective_order import OrderCheck
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 
 CROSSED_SECONDS: Final = 4.0
@@ -48,27 +48,27 @@ def waits_for_device() -> bool:
 
 
 class StallDetector:
-    """Checks one agreement repeatedly, and remembers since when nothing has changed.
+    """Checks the order of collectives repeatedly, and remembers since when nothing has changed.
 
     ``on_slow`` is told, once, what waits for a replica that is only slow so far, and for how many seconds.
     """
 
-    def __init__(self, agreement: Agreement, on_slow: Callable[[str, float], None]) -> None:
-        self.agreement = agreement
+    def __init__(self, order_check: OrderCheck, on_slow: Callable[[str, float], None]) -> None:
+        self.order_check = order_check
         self._on_slow = on_slow
         self._seen: object = None
         self._since = 0.0
         self._warned = False
-        self._questions = peer_queries.Questions(agreement.log.ordinal)
+        self._questions = peer_queries.Questions(order_check.log.ordinal)
 
     def look(self, finished: set[int], waiting: Mapping[int, str]) -> str | None:
         """The message about a collective that waits for ever, or None; warns about a replica that is only slow.
 
         ``finished`` has the replicas that have finished, ``waiting`` the places where others wait for this one, by
-        ordinal. Both must have been read before the agreement read the other logs, which contain what came later.
+        ordinal. Both must have been read before ``order_check`` read the other logs, which contain what came later.
         """
         now = time.monotonic()
-        ahead = self.agreement.ahead_of()
+        ahead = self.order_check.ahead_of()
         if not ahead or ahead != self._seen or not waits_for_device():
             self._seen, self._since, self._warned = ahead, now, False
             self._questions.close()
@@ -79,9 +79,13 @@ class StallDetector:
         return None
 
     def _judge(self, other: int, waited: float, finished: bool, doing: str | None) -> str | None:
-        facts = {"me": self.agreement.log.ordinal, "what": self.agreement.last(), "other": other}
+        facts = {
+            "me": self.order_check.log.ordinal,
+            "what": self.order_check.last(),
+            "other": other,
+        }
         if waited > ASK_SECONDS:
-            self._questions.ask(other, self.agreement.last())
+            self._questions.ask(other, self.order_check.last())
         if finished:
             return MSG_FINISHED.format(**facts)
         if doing is not None and waited > CROSSED_SECONDS:

@@ -1,9 +1,9 @@
-"""The collectives as operators of PyTorch: recorded in the trace and compiled with the step.
+"""The collectives as operators of PyTorch, which are recorded in the trace and compiled with the step.
 
-Each takes ``groups``, the replica groups one after the other, ``group_size`` replicas in each, and
-``after``, the order of the collective recorded before (see ``primitives.ordered``); the last result
-is its own order, a scalar. A collective is never left out of a program because nothing reads its
-result: the other replicas wait for it.
+``groups`` lists the replicas of all groups, ``group_size`` in each; -1 fills a group that has fewer. ``after`` is
+the order of the collective that was recorded before (see ``primitives.ordered``), and the last result is the order
+of this one, an int32 scalar. A collective stays in the program even if nothing reads its result, because the other
+replicas wait for it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _order_meta() -> torch.Tensor:
 
 
 def _resized(name: str, x: torch.Tensor, dim: int, times: int = 1, by: int = 1) -> torch.Tensor:
-    """``x`` as the meta kernel sees it, with dimension ``dim`` times ``times`` and divided by ``by``."""
+    """A meta tensor like ``x`` whose size in dimension ``dim`` is multiplied by ``times`` and divided by ``by``.
+
+    Raises IndexError if there is no such dimension, ValueError if it cannot be divided.
+    """
     if not 0 <= dim < x.dim():
         raise IndexError(MSG_DIM.format(name=name, dim=dim, shape=tuple(x.shape)))
     shape = list(x.shape)
@@ -84,8 +87,8 @@ def _reduce_scatter_meta(
 def _all_to_all_meta(
     x: object, split: int, concat: int, _groups: object, group_size: int, _after: object = None
 ) -> list[torch.Tensor]:
-    halved = _resized("all_to_all", x, split, by=group_size)
-    return [_resized("all_to_all", halved, concat, times=group_size), _order_meta()]
+    part = _resized("all_to_all", x, split, by=group_size)
+    return [_resized("all_to_all", part, concat, times=group_size), _order_meta()]
 
 
 def _permute_meta(x: object, *_rest: object) -> list[torch.Tensor]:
@@ -96,10 +99,13 @@ def _permute_meta(x: object, *_rest: object) -> list[torch.Tensor]:
 
 
 class _Chain:
-    """Collectives of one operator, one after the other; ``order`` is that of the last."""
+    """Runs the collectives of one operator one after the other; ``order`` is the order of the last.
 
-    def __init__(self, after: jax.Array) -> None:
-        # a replica's number is as good as an order: not known before the program runs
+    ``after`` is the order of the collective that was recorded before, or None.
+    """
+
+    def __init__(self, after: jax.Array | None) -> None:
+        # the compiler does not know the replica's number either, so it can serve as the first order
         self.order = (
             primitives.replica()
             if after is None
@@ -107,41 +113,41 @@ class _Chain:
         )
 
     def run(self, collective: Callable[[Any], Any], operand: jax.Array) -> Operand:
-        """``collective(operand)``, after those before it."""
+        """``collective(operand)``, to run after the chain's earlier collectives."""
         result = collective(primitives.ordered(operand, self.order))
         self.order = primitives.order_of(result)
         return result
 
     def all_reduce(self, operands: Sequence[Operand], kind: str, groups: Groups) -> list[jax.Array]:
-        """One reduction of operands of one dtype, after the collectives before it."""
+        """One reduction of operands of one dtype, to run after the chain's earlier collectives."""
         results = primitives.all_reduce(operands, kind, groups, self.order)
         self.order = primitives.order_of(results[-1])
         return results
 
-    def done(self, results: Sequence[Operand]) -> list[jax.Array]:
-        """The operator's results, the order last."""
+    def with_order(self, results: Sequence[Operand]) -> list[jax.Array]:
+        """The operator's results: ``results`` and the order of the last collective."""
         return [*results, jax.lax.bitcast_convert_type(self.order, jnp.int32)]
 
 
 def _reduced(
     chain: _Chain, operands: Sequence[Operand], kind: str, groups: Groups
 ) -> list[jax.Array]:
-    """Operands of any dtypes reduced, those of one dtype by one collective."""
+    """The reductions of operands of any dtypes, with one collective for each dtype."""
     results: list[Operand] = [None] * len(operands)
     by_dtype: dict[object, list[int]] = {}
     for i, x in enumerate(operands):
         by_dtype.setdefault(x.dtype, []).append(i)
     for dtype, places in by_dtype.items():
-        reduced = _reduced_alike(chain, dtype, [operands[i] for i in places], kind, groups)
+        reduced = _reduced_of_dtype(chain, dtype, [operands[i] for i in places], kind, groups)
         for i, result in zip(places, reduced, strict=True):
             results[i] = result
     return results
 
 
-def _reduced_alike(
+def _reduced_of_dtype(
     chain: _Chain, dtype: object, xs: list[jax.Array], kind: str, groups: Groups
 ) -> list[jax.Array]:
-    """Operands of one dtype reduced."""
+    """The reductions of operands of one dtype."""
     if dtype == jnp.bool_:
         kind = "max" if kind in ("sum", "max", "or") else "min"
         results = chain.all_reduce([x.astype(jnp.uint8) for x in xs], kind, groups)
@@ -155,10 +161,10 @@ def _reduced_alike(
 
 
 def _stacked(chain: _Chain, x: jax.Array, groups: Groups) -> jax.Array:
-    """The group's values along a new first dimension."""
+    """The values of the group's replicas, stacked along a new first dimension."""
     if not any(-1 in group for group in groups):
         return chain.run(lambda y: primitives.all_gather(y, 0, groups), x[None])
-    # XLA gathers in groups of one size only: every replica writes its row, the others' are zeros
+    # XLA gathers only in groups of one size, so this sums arrays in which each replica fills its own row
     bits = _bits(x)
     rows = jnp.zeros((len(groups[0]), *x.shape), bits.dtype).at[_position(groups)].set(bits)
     (summed,) = chain.all_reduce([rows], "sum", groups)
@@ -177,7 +183,7 @@ def _lower_all_reduce(
     inputs: Operand, kind: str, groups: Any, group_size: int, after: jax.Array | None = None
 ) -> list[jax.Array]:
     chain = _Chain(after)
-    return chain.done(_reduced(chain, inputs, kind, _nested(groups, group_size)))
+    return chain.with_order(_reduced(chain, inputs, kind, _nested(groups, group_size)))
 
 
 def _lower_all_gather(
@@ -185,7 +191,7 @@ def _lower_all_gather(
 ) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
-    return chain.done(
+    return chain.with_order(
         [chain.run(lambda x: primitives.all_gather(x, dim, nested), x) for x in inputs]
     )
 
@@ -207,11 +213,11 @@ def _lower_reduce_scatter(
         (whole,) = _reduced(chain, [x], kind, nested)
         return _own_part(whole, dim, nested)
 
-    return chain.done([scatter(x) for x in inputs])
+    return chain.with_order([scatter(x) for x in inputs])
 
 
 def _position(groups: Groups) -> jax.Array:
-    """This replica's place in its group."""
+    """This replica's position in its group, a uint32 scalar."""
     places = {r: i for group in groups for i, r in enumerate(group) if r >= 0}
     table = jnp.array([places[r] for r in sorted(places)], jnp.uint32)
     return table[primitives.replica()]
@@ -232,11 +238,13 @@ def _lower_all_to_all(
 ) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
-    return chain.done([chain.run(lambda x: primitives.all_to_all(x, split, concat, nested), x)])
+    return chain.with_order(
+        [chain.run(lambda x: primitives.all_to_all(x, split, concat, nested), x)]
+    )
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """A value as unsigned integers of at least 32 bits: sums of one and zeros are exact."""
+    """The bits of ``x`` as unsigned integers of at least 32 bits, whose sums with zeros are exact."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
@@ -266,17 +274,17 @@ def _lower_broadcast(
         (summed,) = chain.all_reduce([chosen], "sum", nested)
         return jnp.where(member[here], _from_bits(summed, x.dtype), x)
 
-    return chain.done([spread(x) for x in inputs])
+    return chain.with_order([spread(x) for x in inputs])
 
 
 def _lower_permute(x: jax.Array, pairs: Any, after: jax.Array | None = None) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(pairs, 2)
-    return chain.done([chain.run(lambda x: primitives.collective_permute(x, nested), x)])
+    return chain.with_order([chain.run(lambda x: primitives.collective_permute(x, nested), x)])
 
 
 def register() -> None:
-    """Give each operator its lowering rule and its meta kernel; called once."""
+    """Register the lowering rule and the meta kernel of each operator; called once."""
     for name, lowering, meta in (
         ("all_reduce", _lower_all_reduce, _same_shapes_meta),
         ("all_gather", _lower_all_gather, _all_gather_meta),

@@ -1,8 +1,8 @@
 """StableHLO's collectives over replicas, as jax primitives.
 
-Each is one operation with replica groups and without a channel: it talks to the same operation of
-the other replicas' copies of the program. ``groups`` is a tuple of tuples of replica numbers, all of
-one length. ``after`` gives operations an order that holds across programs: see ``ordered``.
+Each is one operation with replica groups and without a channel: it communicates with the same operation in the
+other replicas' copies of the program. ``groups`` is a tuple of tuples of replica numbers, all of one length.
+``after`` orders operations across programs: see ``ordered``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xla_core.extension_api.lowering import Primitive, ir, stablehlo
 
 Groups = tuple[tuple[int, ...], ...]
 
-# Operands of one all_reduce travel together up to this size on the CPU.
+# On the CPU, operands of one all_reduce are joined up to this size.
 _BUCKET_BYTES: Final = 4 << 20
 
 
@@ -28,7 +28,7 @@ def _groups_attribute(groups: Groups) -> ir.DenseIntElementsAttr:
 
 
 def _types(ctx: mlir.LoweringRuleContext, *operands: jax.Array) -> list[ir.Type]:
-    """Result types: the shapes promised, with the element types of the operands."""
+    """The result types: the shapes of the abstract values, with the element types of the operands."""
     elements = [ir.RankedTensorType(x.type).element_type for x in operands]
     return [
         ir.RankedTensorType.get(list(aval.shape), element)
@@ -86,7 +86,7 @@ def _lower_all_reduce(
 
 
 def _all_reduce_on_cpu(*operands: jax.Array, kind: str, groups: Groups) -> list[jax.Array]:
-    """Small operands travel together: on a CPU's network a call costs more than a copy."""
+    """``all_reduce`` on the CPU, which joins small operands: a call over the network costs more than a copy."""
     *arrays, after = operands
     results: list[object] = []
     for bucket in _buckets(arrays):
@@ -101,10 +101,11 @@ def _all_reduce_on_cpu(*operands: jax.Array, kind: str, groups: Groups) -> list[
 
 
 def _joined(flat: Sequence[jax.Array]) -> jax.Array:
-    """Vectors one after the other.
+    """The concatenation of vectors.
 
-    Written one by one: XLA makes what computes them a part of the loop that concatenates, where
-    every element then pays for all of it (a sum over a batch among it; 100 ms for 1.6 MB were seen).
+    Each vector is written into the result by an update of its own. XLA would fuse the computation of the
+    operands into the loop of a concatenation, and compute all of it for each element: 100 ms for 1.6 MB,
+    where one operand was a sum over a batch.
     """
     if len(flat) == 1:
         return flat[0]
@@ -116,7 +117,7 @@ def _joined(flat: Sequence[jax.Array]) -> jax.Array:
 
 
 def _buckets(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Neighbours together up to ``_BUCKET_BYTES``, larger ones alone."""
+    """Consecutive arrays of at most ``_BUCKET_BYTES`` together; a larger array is alone."""
     buckets: list[list[jax.Array]] = []
     free = 0
     for x in arrays:
@@ -159,15 +160,15 @@ _reduce_scatter: Final = _primitive(
 def all_reduce(
     operands: Sequence[jax.Array], kind: str, groups: Groups, after: jax.Array
 ) -> list[jax.Array]:
-    """Each of ``operands``, which have one dtype, reduced (``sum, mul, min, max``) over its group.
+    """The reductions of ``operands``, which have one dtype, over this replica's group.
 
-    ``after`` as in ``ordered``.
+    ``kind`` is ``sum``, ``mul``, ``min`` or ``max``; ``after`` is that of ``ordered``.
     """
     return _all_reduce.bind(*operands, after, kind=kind, groups=groups)
 
 
 def reduce_scatter(operand: jax.Array, kind: str, axis: int, groups: Groups) -> jax.Array:
-    """This replica's slice along ``axis`` of the reduction."""
+    """This replica's slice along ``axis`` of the reduction of ``operand`` over its group."""
     return _reduce_scatter.bind(operand, kind=kind, axis=axis, groups=groups)
 
 
@@ -230,18 +231,18 @@ _replica: Final = _primitive(
 
 
 def all_gather(operand: jax.Array, axis: int, groups: Groups) -> jax.Array:
-    """The group's values side by side along ``axis``."""
+    """The values of the group's replicas, concatenated along ``axis``."""
     return _all_gather.bind(operand, axis=axis, groups=groups)
 
 
 def all_to_all(operand: jax.Array, split: int, concat: int, groups: Groups) -> jax.Array:
-    """Slice i along ``split`` goes to the group's i-th replica; what comes is joined along ``concat``."""
+    """Send slice i along ``split`` to the group's replica i; the received slices, concatenated along ``concat``."""
     count = len(groups[0])
     return _all_to_all.bind(operand, split=split, concat=concat, count=count, groups=groups)
 
 
 def collective_permute(operand: jax.Array, pairs: Groups) -> jax.Array:
-    """The value of the replica that ``pairs`` (source, target) sends here; zeros if none does."""
+    """The operand of the replica that sends to this one, by ``pairs`` of (source, target); zeros if none does."""
     return _permute.bind(operand, pairs=pairs)
 
 
@@ -258,7 +259,7 @@ def _ordered_on_cpu(operand: jax.Array, after: jax.Array) -> jax.Array:
         return operand
     first = operand[(slice(0, 1),) * operand.ndim]
     never = (after | jnp.uint32(1)) == jnp.uint32(0)
-    # another value than it has, whatever it is: the compiler drops a choice between two equal ones
+    # differs from ``first`` for every value: the compiler would drop a choice between equal values
     other = (first == jnp.zeros_like(first)).astype(first.dtype)
     first = jnp.where(never, other, first)
     zeros = (jnp.uint32(0),) * operand.ndim
@@ -274,20 +275,21 @@ mlir.register_lowering(
 
 
 def ordered(operand: jax.Array, after: jax.Array) -> jax.Array:
-    """``operand``, available only once the uint32 scalar ``after`` is.
+    """``operand``, which cannot be computed before ``after``, a uint32 scalar.
 
-    The CPU's replicas match collectives by their order, and a replica's program may hold work that
-    another's does not (a log line's mean), so the compiler must keep the order in which they were
-    recorded. It removes barriers before it schedules, and sees through anything it can compute: this
-    dependence, on a bit pattern that never comes, it keeps. Nor may it take a constant operand for
-    one that all replicas have: another replica's program may have another constant. Other devices
-    match collectives by the program, which is the same everywhere there: no dependence.
+    On the CPU, replicas match collectives by their order. One replica's program may contain operations that
+    another's does not (a mean for a log line, for example), so the compiler must keep the order in which
+    collectives were recorded. It removes barriers before it schedules, and any dependence that it can compute away;
+    it keeps this one, which changes the operand if ``after | 1`` is 0, which never happens. This also keeps the
+    compiler from treating a constant operand as equal on all replicas, whose programs may have different constants.
+    Other devices match collectives by their place in the program, which is the same on all replicas, and need no
+    dependence.
     """
     return _ordered.bind(operand, after)
 
 
 def order_of(result: jax.Array) -> jax.Array:
-    """A uint32 scalar that is available once ``result`` is."""
+    """A uint32 scalar that cannot be computed before ``result``."""
     if result.size == 0:
         return jnp.uint32(0)
     first = result[(slice(0, 1),) * result.ndim].reshape(())
@@ -300,17 +302,17 @@ def order_of(result: jax.Array) -> jax.Array:
 
 
 def world(groups: Sequence[Sequence[int]], size: int) -> Groups:
-    """``groups`` as a tuple; one group of all ``size`` replicas when it is empty.
+    """``groups`` as tuples; one group of all ``size`` replicas if ``groups`` is empty.
 
-    Raises ValueError when the groups are not of one size or do not name every replica once.
+    Raises ValueError unless each replica is in exactly one group, and all groups have one size.
     """
     if not groups:
         return (tuple(range(size)),)
-    checked = tuple(tuple(int(r) for r in group) for group in groups)
-    named = sorted(r for group in checked for r in group)
-    if named != list(range(size)) or len({len(g) for g in checked}) != 1:
+    as_tuples = tuple(tuple(int(r) for r in group) for group in groups)
+    members = sorted(r for group in as_tuples for r in group)
+    if members != list(range(size)) or len({len(g) for g in as_tuples}) != 1:
         raise ValueError(
-            f"groups={[list(g) for g in checked]}: each of the {size} replicas must be in exactly one "
+            f"groups={[list(g) for g in as_tuples]}: each of the {size} replicas must be in exactly one "
             "group, and all groups must have one size"
         )
-    return checked
+    return as_tuples

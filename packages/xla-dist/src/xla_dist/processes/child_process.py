@@ -1,7 +1,7 @@
-"""How a process of a job begins and ends: it joins the others, and reports how it went.
+"""How a process of a job begins and ends: it joins the other processes, and reports how it ended.
 
-A launched process is wrapped around the user's function. One that torchrun, or a user on each host,
-has started is looked after from the moment its client starts until the interpreter exits.
+``run_child`` is the main function of a process that our launcher starts. ``attend`` does the same work in a process
+that torchrun or a user started: from the start of its device client until the interpreter exits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -28,28 +29,34 @@ from xla_dist.job_health.collective_order import Difference
 from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.processes import session
 
-_LAST_WORDS_SECONDS: Final = 2.0
+# Added to the failure timeout: a process that fails needs this long to publish its error.
+_PUBLISH_SECONDS: Final = 2.0
 MSG_INTERRUPTED: Final = "interrupted (KeyboardInterrupt)"
+# The watchdog's threads may still wait for an answer of a coordinator that has gone; on a busy machine such a
+# request takes this long to fail.
 _THREADS_SECONDS: Final = 20.0
-"""So long an answer of the coordinator's is waited for, which is lost already: a busy machine takes its time."""
 
 
 class PeerFailedError(RuntimeError):
-    """A collective broke, because another process of the job failed or died; the message names it."""
+    """A collective failed because another process of the job failed or died; the message names that process."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """How a process ended: its traceback (empty: well), which kind of end that is, and when.
+    """How a process ended.
 
-    ``kind`` is ``"own"``, ``"consequence"`` of another process's end, or a ``"difference"`` between
-    the processes' programs. ``flight`` is the path of the flight report, if it has written one.
+    ``traceback`` is empty if it succeeded. ``kind`` says whose fault a failure is: ``"own"``, a
+    ``"consequence"`` of another process's end, or a ``"difference"`` between the processes' programs. ``when`` is
+    the Unix time of the end. ``result`` is what the function returned, pickled, and None if that cannot be
+    pickled, which ``result_error`` then explains. ``flight`` is the path of the flight report that the process
+    has written, if any.
     """
 
     traceback: str
     kind: str
     when: float
-    result: Any = None
+    result: bytes | None = None
+    result_error: str = ""
     flight: str = ""
 
 
@@ -59,17 +66,18 @@ def run_child(
     environment: dict[str, str],
     fn: Callable[..., object],
     args: Sequence[object],
-    ledger: LaunchLog | None = None,
+    launch_log: LaunchLog | None = None,
     environment_is_whole: bool = False,
 ) -> None:
-    """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them.
+    """Call ``fn(ordinal, *args)`` as process ``job.index`` of the job, and send a ``Report`` through ``pipe``.
 
-    ``environment_is_whole``: what is not in ``environment`` is not set here either.
+    This is the main function of each process that the launcher starts. ``environment`` is added to ``os.environ``;
+    if ``environment_is_whole`` (default: False), it replaces ``os.environ``. ``launch_log`` is the
+    memory in which the processes of this host log their launches (default: None, no such memory).
     """
-    own = os.environ
-    for name in set(own).difference(environment) if environment_is_whole else ():
-        del own[name]
-    own.update(environment)
+    for name in set(os.environ).difference(environment) if environment_is_whole else ():
+        del os.environ[name]
+    os.environ.update(environment)
     _attended.begin()
     failure_reports.follow_launcher()
     try:
@@ -78,7 +86,7 @@ def run_child(
         thread_states.runtime_started()
         current = session.begin()
         if current is not None and current.watchdog is not None:
-            current.agreement.ledger = ledger
+            current.order_check.launch_log = launch_log
             current.watchdog.on_end = lambda text, kind: _send(
                 pipe, Report(text, kind, time.time())
             )
@@ -93,41 +101,56 @@ def run_child(
     except BaseException as error:
         _fail(pipe, traceback.format_exc(), error)
     else:
-        _send(pipe, Report("", "own", time.time(), result))
+        _send(pipe, Report("", "own", time.time(), *_pickled(result)))
     _leave()
+
+
+def _pickled(result: object) -> tuple[bytes | None, str]:
+    """A function's result as the launcher gets it, or None and why it cannot be pickled.
+
+    Pickled here rather than by the pipe: the pipe would send tensors as references to memory of this process, which
+    may end before the launcher reads them, and ``launch()``, which needs no results, would have to read them.
+    """
+    try:
+        return pickle.dumps(result), ""
+    except Exception as error:  # whatever a class's own pickling raises
+        return None, f"{type(error).__name__}: {error}"
 
 
 _attended: Final = Once()
 
 
 def attend() -> None:
-    """Look after a process that no launcher of ours has started, until it exits; once."""
+    """Report the failures of a process that our launcher did not start, until the process exits.
+
+    Installs a ``sys.excepthook`` and an exit handler. Later calls do nothing.
+    """
     if _attended.done:
         return
     if session.begin() is None:
         flight_recorder.start(None, 0, 1, lambda: None)
         return
     _attended.begin()
-    failed: list[str] = []
-    shown = sys.excepthook
+    failures: list[str] = []
+    previous_hook = sys.excepthook
 
     def report(kind: Any, error: Any, trace: Any) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         consequence = distributed.is_lost_connection(error)
-        written = flight_recorder.failed(_reason(error, text), error, own=not consequence)
-        failed.append(text)
+        flight_report = flight_recorder.failed(_reason(error, text), error, own=not consequence)
+        failures.append(text)
         if consequence:
             failure_reports.follow()
-            with _until_said():
-                shown(*_named(error, trace))
+            with _sigterm_delayed():
+                previous_hook(*_with_culprit(error, trace))
         else:
-            shown(kind, error, trace)
-            _tell(error, text)
-        if written:
-            sys.stderr.write(f"xla-dist: {written.strip()}\n")
+            previous_hook(kind, error, trace)
+            _publish_failure(error, text)
+        if flight_report:
+            sys.stderr.write(f"xla-dist: {flight_report.strip()}\n")
 
     def leave() -> None:
-        if not failed:
+        if not failures:
             try:
                 training.wait_for_closures()
                 finish()
@@ -142,39 +165,48 @@ def attend() -> None:
     atexit.register(leave)
 
 
-def _named(error: BaseException, trace: object) -> tuple[type[BaseException], BaseException, Any]:
-    """What to show of a collective that broke: who has died or failed, and at which line this one was."""
+def _with_culprit(
+    error: BaseException, trace: object
+) -> tuple[type[BaseException], BaseException, Any]:
+    """The exception to show for a collective that failed because of another process, and its traceback.
+
+    A PeerFailedError that names the process that died or failed, raised at this process's line; the error itself
+    if no such process is known within the failure timeout.
+    """
     current = session.begin()
     if current is None or current.watchdog is None:
         return type(error), error, trace
-    text = current.watchdog.culprit(flags.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
+    text = current.watchdog.culprit(flags.FAILURE_TIMEOUT.get() + _PUBLISH_SECONDS)
     if text is None:
         return type(error), error, trace
-    lost = PeerFailedError(text)
-    lost.__cause__ = error.with_traceback(None)
-    return PeerFailedError, lost, trace
+    peer_failed = PeerFailedError(text)
+    peer_failed.__cause__ = error.with_traceback(None)
+    return PeerFailedError, peer_failed, trace
 
 
 @contextlib.contextmanager
-def _until_said() -> Iterator[None]:
-    """Put off the end that torchrun asks for, once one process has ended: this one has a word to say."""
+def _sigterm_delayed() -> Iterator[None]:
+    """A block in which SIGTERM has no effect until the block ends.
+
+    torchrun sends SIGTERM as soon as one process has failed, but this one has yet to say why it fails.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    received: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _frame: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        if asked:
+        signal.signal(signal.SIGTERM, previous)
+        if received:
             signal.raise_signal(signal.SIGTERM)
 
 
 def finish() -> None:
-    """Finish what runs on the device, and wait until all others have come as far.
+    """Wait for the device's pending work, and then until all other processes are done as well.
 
-    A process that left earlier would take its end of their collectives with it.
+    If a process left earlier, the others' collectives with it would fail.
     """
     if runtime.started():
         runtime.wait()
@@ -182,16 +214,16 @@ def finish() -> None:
     if current is None or current.world == 1:
         return
     failure_reports.publish_done()
-    everyone = set(range(current.world))
-    with BoundedWait("the end of the job", current.ordinal, endless=True) as patience:
-        while missing := sorted(everyone - failure_reports.finished()):
-            patience.wait(missing)
+    ordinals = set(range(current.world))
+    with BoundedWait("the end of the job", current.ordinal, endless=True) as bounded_wait:
+        while missing := sorted(ordinals - failure_reports.finished()):
+            bounded_wait.wait(missing)
     if current.watchdog is not None:
         current.watchdog.stop()
 
 
 def _leave() -> None:
-    """Leave the job, and wait for the threads that ask its coordinator."""
+    """Disconnect from the job's coordinator, and wait for the watchdog's threads, which query it."""
     current = session.begin() if jobs.connection() is not None else None
     watchdog = current.watchdog if current is not None else None
     if watchdog is not None:
@@ -202,32 +234,38 @@ def _leave() -> None:
 
 
 def _fail(pipe: object, text: str, error: BaseException) -> None:
-    """Report to the launcher and to the other processes, and exit."""
+    """Report ``error`` to the launcher and to the other processes, and exit with status 1.
+
+    ``text`` is the error's traceback.
+    """
     consequence = distributed.is_lost_connection(error)
     current = session.begin() if jobs.connection() is not None else None
     kind = "consequence" if consequence else "own"
     difference = _difference(current) if consequence and current is not None else None
     if difference is not None or isinstance(error, Difference):
         text, kind = difference or text, "difference"
-    written = flight_recorder.failed(_reason(error, text), error, own=not consequence)
-    path = written.strip().partition(flight_recorder.MSG_REPORT.format(path=""))[2]
-    _send(pipe, Report(text + written, kind, time.time(), flight=path))
+    flight_report = flight_recorder.failed(_reason(error, text), error, own=not consequence)
+    path = flight_report.strip().partition(flight_recorder.MSG_REPORT.format(path=""))[2]
+    _send(pipe, Report(text + flight_report, kind, time.time(), flight=path))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
         if kind == "consequence":
             failure_reports.follow()
         else:
-            _tell(error, text)
+            _publish_failure(error, text)
     failure_reports.leave(1)
 
 
 def _reason(error: BaseException, text: str) -> str:
-    """Why there is a flight report: which has the stack of an interrupted process anyway."""
+    """The flight report's reason: the traceback ``text``, but one line for Ctrl-C.
+
+    The report of an interrupted process contains its stack in any case.
+    """
     return MSG_INTERRUPTED if isinstance(error, KeyboardInterrupt) else text
 
 
-def _tell(error: BaseException, text: str) -> None:
-    """Tell the others that this process ends by an error of its own, or by Ctrl-C."""
+def _publish_failure(error: BaseException, text: str) -> None:
+    """Tell the other processes that this one ends because of an error of its own, or of Ctrl-C."""
     if isinstance(error, KeyboardInterrupt):
         failure_reports.publish_interrupt()
     else:
@@ -235,13 +273,13 @@ def _tell(error: BaseException, text: str) -> None:
 
 
 def _difference(current: session.Session) -> str | None:
-    """Whether a collective broke because the other side ran another one, as far as it has shown it."""
+    """The message if a collective failed because another process launched a different one, else None."""
     try:
-        current.agreement.look()
+        current.order_check.compare()
     except Difference as difference:
         return str(difference)
     except RuntimeError:
-        return None  # the coordinator is gone as well
+        return None  # the coordinator has gone as well
     return None
 
 
@@ -249,6 +287,4 @@ def _send(pipe: Any, report: Report) -> None:
     try:
         pipe.send(report)
     except (OSError, ValueError):
-        return  # the launcher is gone; the watchdog's business
-    except Exception:  # a result that cannot be pickled is no failure: launch() returns nothing
-        pipe.send(dataclasses.replace(report, result=None))
+        return  # the launcher has gone, which the watchdog handles

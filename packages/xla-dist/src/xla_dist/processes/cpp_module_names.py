@@ -1,4 +1,4 @@
-"""The names of torch_xla's C++ module ``_XLAC`` about how processes meet."""
+"""The function of torch_xla's C++ module ``_XLAC`` by which processes join a job."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from xla_core.extension_api import jobs, runtime
 from xla_core.extension_api.jobs import Job
 
 MSG_OTHER_JOB: Final = (
-    "this process is number {index} of {count} already, and _ensure_xla_coordinator_initialized says {rank} of "
-    "{world}; start it with the numbers that it should have (torchrun, or XLA_PROCESS_INDEX and XLA_PROCESS_COUNT)"
+    "this process is already number {index} of {count} of a job, but _ensure_xla_coordinator_initialized got "
+    "{rank} of {world}; start the process with the right numbers (torchrun, or XLA_PROCESS_INDEX and "
+    "XLA_PROCESS_COUNT)"
 )
 MSG_LATE: Final = (
-    "the device client of this process was started for it alone; call "
-    "_ensure_xla_coordinator_initialized before the first xla tensor is made"
+    "the device client of this process has already started without a job; call "
+    "_ensure_xla_coordinator_initialized before you create the first xla tensor"
 )
 
 
 def _ensure_xla_coordinator_initialized(
     global_rank: int, world_size: int, master_addr: str, master_port: str = "8547"
 ) -> None:
-    """Meet the other processes of the job, unless that has happened: process 0 runs the coordinator.
+    """Join the job of ``world_size`` processes as number ``global_rank``; does nothing if that has happened.
 
-    A process that is alone waits for no other. Raises RuntimeError where this process belongs to another job, its
-    client is already running without the others, or the coordinator cannot be reached.
+    Process 0 runs the job's coordinator at ``master_addr:master_port`` (default port: 8547). With a ``world_size``
+    of 1 there is no job to join. Raises RuntimeError if this process belongs to another job, if its device client
+    has already started without a job, or if the coordinator cannot be reached.
     """
-    met = jobs.connection()
-    if met is not None:
-        if (met.job.index, met.job.count) != (global_rank, world_size):
+    connection = jobs.connection()
+    if connection is not None:
+        index, count = connection.job.index, connection.job.count
+        if (index, count) != (global_rank, world_size):
             arguments = {"rank": global_rank, "world": world_size}
-            raise RuntimeError(
-                MSG_OTHER_JOB.format(index=met.job.index, count=met.job.count, **arguments)
-            )
+            raise RuntimeError(MSG_OTHER_JOB.format(index=index, count=count, **arguments))
         return
     if world_size == 1:
         return

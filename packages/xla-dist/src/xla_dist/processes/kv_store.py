@@ -1,4 +1,4 @@
-"""torch.distributed's key-value store on top of the job's coordinator: no port of its own."""
+"""torch.distributed's key-value store on top of the job's coordinator, so that it needs no port of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from xla_dist.processes import session
 
 _FOLDER: Final = "torch"
 _PAUSE: Final = 0.002
-# torch's wrappers keep the C++ half of a store alone, which finds these methods through the other half
-_kept: Final[list[torch.distributed.Store]] = []
+# torch's PrefixStore holds a reference to the C++ object of a store only, whose calls reach the methods of
+# CoordinatorStore through the Python object: this list keeps the Python objects alive.
+_stores: Final[list[torch.distributed.Store]] = []
 
 _CHECK_SECONDS: Final = 1.0
 
@@ -28,34 +29,38 @@ MSG_FINISHED: Final = (
 
 
 class CoordinatorStore(torch.distributed.Store):
-    """Keys of all processes of the job, under ``torch/``."""
+    """A store whose keys all processes of the job share, under ``torch/`` in the coordinator's store.
+
+    ``timeout`` is how long ``get`` waits, and ``wait`` by default.
+    """
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()
         self.set_timeout(timeout)
 
     def set(self, key: str, value: Any) -> None:
-        """Store a value (bytes or text)."""
+        """Store ``value``, bytes or text, under ``key``."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         jobs.publish(self._path(key), b"=" + data)
 
     def get(self, key: str) -> bytes:
-        """A value, waiting for it."""
+        """The value of ``key``; waits until there is one. Raises DistStoreError like ``wait``."""
         self.wait([key], self.timeout)
         return self._lookup(key) or b""
 
     def add(self, key: str, value: int) -> int:
-        """Add to a counter, which starts at 0; its new value."""
+        """Add ``value`` to the counter ``key``, which starts at 0; returns its new value."""
         return jobs.increment(self._path(key, "#"), value)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys have values."""
         return all(self._lookup(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys have values.
 
-        Raises DistStoreError after ``timeout``, or when all other processes have finished.
+        Raises DistStoreError after ``timeout`` (default: that of the store), or when all other processes have
+        finished.
         """
         seconds = (timeout or self.timeout).total_seconds()
         began = checked = time.monotonic()
@@ -68,23 +73,23 @@ class CoordinatorStore(torch.distributed.Store):
                 facts = {"seconds": seconds, "missing": missing, "me": me}
                 raise torch.distributed.DistStoreError(text.format(**facts))
             if now - checked > _CHECK_SECONDS:
-                # and look once more: the last one may have set a key before it finished
+                # the loop then checks the keys once more: the last process may have set one before it finished
                 checked, alone = now, _others_finished()
             time.sleep(_PAUSE)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove ``key``; returns whether it had a value."""
         existed = self._lookup(key) is not None
         jobs.withdraw(self._path(key))
         jobs.withdraw(self._path(key, "#"))
         return existed
 
     def num_keys(self) -> int:
-        """The number of keys of all processes."""
+        """The number of keys that all processes have set."""
         return len(jobs.published(_FOLDER))
 
     def _path(self, key: str, kind: str = "=") -> str:
-        # the coordinator takes a slash for a folder
+        # the coordinator treats a slash as a folder
         return f"{_FOLDER}/{kind}{key.replace('/', '|')}"
 
     def _lookup(self, key: str) -> bytes | None:
@@ -100,9 +105,10 @@ def _others_finished() -> bool:
 
 
 def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
-    """Store, rank and world size for ``init_method='xla://'``.
+    """The store, the rank and the world size for ``init_method='xla://'``.
 
-    A process that is alone gets a store in memory.
+    ``timeout`` is the store's (default: torch's). Starts the device client. A process without a job gets a
+    store in memory.
     """
     runtime.client()
     ordinal, world = runtime.replica_of()
@@ -110,5 +116,5 @@ def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
         return torch.distributed.HashStore(), ordinal, world
     session.current()
     store = CoordinatorStore(timeout or torch.distributed.default_pg_timeout)
-    _kept.append(store)
+    _stores.append(store)
     return store, ordinal, world

@@ -1,8 +1,8 @@
-"""Starts the processes of a job on this host, looks after them, and reports what went wrong.
+"""Starts the processes of a job on this host, waits for them, and reports the failure of the first that fails.
 
 The launcher reserves a port, starts one process per device, and runs the coordinator, so that no
-process of the job is special. As soon as one fails, the others are ended, and the launcher
-raises what ``torch.multiprocessing`` raises, with the culprit's ordinal and traceback.
+process of the job is special. As soon as one process fails, the launcher ends the others, and raises the exception
+that ``torch.multiprocessing`` raises, with the ordinal and the traceback of the process that failed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pickle
 import signal
 import socket
 import time
@@ -49,12 +50,14 @@ from xla_dist.settings import RESTART_COUNT
 
 logger = logging.getLogger(__name__)
 
-# After the first process has ended badly the others may still say why; then they are ended.
+# After the first process has failed, the others have this long to report: one of them may know the cause.
 _GRACE_SECONDS: Final = 1.5
+# From SIGTERM to SIGKILL.
 _KILL_SECONDS: Final = 2.0
-# Ctrl-C goes to the processes as well, which may catch it to save what they have: one that waits for another
-# in a collective is ended by its watchdog ``INTERRUPTED_SECONDS`` after that one has left.
+# Ctrl-C reaches the processes as well, and they may catch it to save a checkpoint. The watchdog of a process
+# that waits in a collective for an interrupted one ends the process after ``INTERRUPTED_SECONDS``.
 _INTERRUPT_SECONDS: Final = 2 * INTERRUPTED_SECONDS
+# Most interrupted processes end sooner, and the launcher then says nothing.
 _QUIET_SECONDS: Final = 1.0
 
 MSG_NPROCS: Final = (
@@ -62,11 +65,11 @@ MSG_NPROCS: Final = (
     "number of devices on this host; on the CPU set CPU_NUM_DEVICES"
 )
 MSG_STARTED: Final = (
-    "this process has already used its xla devices; call launch() or spawn() before, and use "
+    "this process has already used its xla devices; call launch() or spawn() before you use a device, and use "
     "devices only inside the function that they run"
 )
 MSG_SPMD: Final = (
-    "launch() and spawn() start replicas, and SPMD mode has one program over all devices: call the "
+    "launch() and spawn() start replicas, but SPMD mode has one program over all devices: call the "
     "function directly; on several hosts run the same command on each"
 )
 MSG_RAISED: Final = (
@@ -81,11 +84,15 @@ MSG_INTERRUPTED: Final = (
 )
 MSG_WHERE: Final = "where the processes were when they were interrupted: %s"
 MSG_OTHERS: Final = "; the other processes were ended"
+MSG_RESULT: Final = "the function's result on ordinal {ordinal} cannot be pickled: {error}"
 
 
 @dataclasses.dataclass(slots=True)
 class _Child:
-    """One started process: what it reported, and when its end was seen."""
+    """One started process, its last report, and when the launcher saw that it had ended (monotonic seconds).
+
+    ``stopped``: the launcher has ended it.
+    """
 
     ordinal: int
     process: Any
@@ -100,7 +107,7 @@ class _Child:
 
 
 class Launch:
-    """The running processes of one ``spawn``; the object that ``join=False`` gives."""
+    """The running processes of one ``spawn``, which returns this object if ``join=False``."""
 
     def __init__(
         self,
@@ -112,13 +119,13 @@ class Launch:
         self._children = list(children)
         self._count = count
         self._release = release
-        # a lock among them would be gone before a process that starts slowly has found it
+        # keeps a lock among them alive: a process that starts slowly finds it by its name
         self._arguments = arguments
         self._began = time.time()
 
     @property
     def processes(self) -> list[Any]:
-        """The ``multiprocessing`` processes, by local index."""
+        """The processes, as ``multiprocessing`` has them, by local index."""
         return [child.process for child in self._children]
 
     def pids(self) -> list[int]:
@@ -126,15 +133,28 @@ class Launch:
         return [int(child.process.pid) for child in self._children]
 
     def results(self) -> dict[int, Any]:
-        """What the function returned, by ordinal, once joined."""
-        return {c.ordinal: c.report.result for c in self._children if c.report is not None}
+        """What the function returned in each process, by ordinal; call it after ``join``.
+
+        Raises TypeError for a result that cannot be pickled.
+        """
+        results: dict[int, Any] = {}
+        for child in self._children:
+            report = child.report
+            if report is None:
+                continue
+            if report.result_error:
+                error = report.result_error
+                raise TypeError(MSG_RESULT.format(ordinal=child.ordinal, error=error))
+            # a process that ended by sys.exit(0) has no result
+            results[child.ordinal] = None if report.result is None else pickle.loads(report.result)
+        return results
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait for all processes; True when all have ended well, False when the time was over.
+        """Wait until all processes have ended; False if ``timeout`` seconds (default: no limit) are over first.
 
-        When one fails the others are ended (after ``grace_period`` seconds, default 1.5). SIGTERM meanwhile is
-        passed on to all, and this process ends (SystemExit) when they have. Raises
-        ProcessRaisedException or ProcessExitedException for the one that failed first.
+        If one fails, the others are ended after ``grace_period`` seconds (default: 1.5). A SIGTERM that comes
+        meanwhile is passed on to all processes, and this one raises SystemExit when they have ended. Raises
+        ProcessRaisedException or ProcessExitedException for the process that failed first.
         """
         grace = _GRACE_SECONDS if grace_period is None else grace_period
         until = None if timeout is None else time.monotonic() + timeout
@@ -147,7 +167,7 @@ class Launch:
                 left = 0.2 if until is None else min(0.2, until - time.monotonic())
                 if left <= 0:
                     return False
-                self._look(left)
+                self._update(left)
                 if any(c.failed for c in self._children):
                     self._end_others(grace)
         except KeyboardInterrupt:
@@ -163,8 +183,8 @@ class Launch:
             self._release()
         return True
 
-    def _look(self, seconds: float) -> None:
-        """Take reports and ends, waiting up to ``seconds`` for the first."""
+    def _update(self, seconds: float) -> None:
+        """Receive reports, and note which processes have ended; waits up to ``seconds`` for the first of these."""
         running = [c for c in self._children if c.ended is None]
         pipes.wait([c.process.sentinel for c in running] + [c.pipe for c in running], seconds)
         for child in running:
@@ -175,16 +195,16 @@ class Launch:
                 child.ended = time.monotonic()
 
     def _end_others(self, grace: float) -> None:
-        """Let the others say what they have to say, then end them; a frozen one has nothing to say."""
+        """Give the other processes ``grace`` seconds to report, then end them; frozen ones cannot report."""
         until = time.monotonic() + grace
         while time.monotonic() < until and any(
             c.ended is None and not is_frozen(c.process.pid) for c in self._children
         ):
-            self._look(0.1)
+            self._update(0.1)
         self._stop(_KILL_SECONDS)
 
     def _end_interrupted(self) -> None:
-        """Let the processes end, which Ctrl-C has reached as well; at once if it comes again."""
+        """Let the processes end by themselves, since Ctrl-C reaches them too; a second Ctrl-C ends them at once."""
         began, announced = time.monotonic(), False
         try:
             while any(c.ended is None for c in self._children):
@@ -194,7 +214,7 @@ class Launch:
                 if waited > _QUIET_SECONDS and not announced:
                     announced = True
                     logger.warning(MSG_INTERRUPTED, _INTERRUPT_SECONDS)
-                self._look(0.1)
+                self._update(0.1)
             for path in sorted(self._flight_reports()):
                 logger.warning(MSG_WHERE, path)
         finally:
@@ -202,20 +222,20 @@ class Launch:
             self._release()
 
     def _flight_reports(self) -> set[str]:
-        """Paths of the reports that the processes have written at their ends: there is one of all."""
+        """Paths of the flight reports that the processes have written; usually one, which covers all of them."""
         reports = [child.report for child in self._children if child.report is not None]
         return {report.flight for report in reports if report.flight}
 
-    def _stop(self, kindly: float) -> None:
+    def _stop(self, seconds: float) -> None:
+        """End the processes that still run: by SIGTERM, and by SIGKILL after ``seconds``."""
         for child in self._children:
             if child.ended is None:
                 child.stopped = True
                 child.process.terminate()
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(
-                        child.process.pid, signal.SIGCONT
-                    )  # a frozen one does not hear the first
-        until = time.monotonic() + kindly
+                    # a frozen process receives SIGTERM only when it continues
+                    os.kill(child.process.pid, signal.SIGCONT)
+        until = time.monotonic() + seconds
         for child in self._children:
             child.process.join(max(until - time.monotonic(), 0.0))
             if child.process.is_alive():
@@ -240,15 +260,17 @@ class Launch:
         raise ProcessExitedException(message, first.ordinal, pid, code, name)
 
     def _flight_report(self) -> str:
-        """The line that names the report that others wrote of a process that said nothing, or nothing."""
-        # the job's reports have the name of ordinal 0, which may be on another host
-        named = (c.process.pid for c in self._children if c.ordinal == 0)
-        return "".join(flight_recorder.report_of(pid, self._began) for pid in named)
+        """A line that names the flight report that other processes wrote of one that did not report, or ``""``."""
+        # the job's reports are named after ordinal 0, which may be on another host
+        pids = (c.process.pid for c in self._children if c.ordinal == 0)
+        return "".join(flight_recorder.report_of(pid, self._began) for pid in pids)
 
 
 def _rank(child: _Child) -> tuple[int, float]:
-    """Which failure is the cause: different programs (a process may have been aborted by that), then a
-    killed process, then one that raised, then who followed.
+    """A sort key for failures; the smallest is the cause.
+
+    In this order: different programs (which can make gloo abort a process), a process that was killed, one that
+    raised, and those that failed because of another.
     """
     report = child.report
     if report is None or not report.traceback:
@@ -270,22 +292,25 @@ def _receive(child: _Child) -> None:
 
 
 def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
-    """The variables that each process of this host has in addition; one mapping for each process.
+    """The environment variables that each process of this host needs in addition, one mapping per process.
 
-    The device's plugin says them (``launch_environments`` of its factory); without them there is one process.
+    ``launch_environments`` of the device plugin's factory computes them from ``options``, the environment. A
+    factory without that function gets one process.
     """
     factory = plugins.load_factory(runtime.device_type())
     environments = getattr(factory, "launch_environments", None)
-    return [dict(one) for one in environments(options)] if environments is not None else [{}]
+    if environments is None:
+        return [{}]
+    return [dict(variables) for variables in environments(options)]
 
 
 def _plan(
     options: Mapping[str, str], local: Sequence[Mapping[str, str]], attempt: int
 ) -> list[Job]:
-    """The jobs' places of this host's processes: of one host, or of one among several.
+    """The places in the job of this host's processes; the job may run on several hosts.
 
-    With several hosts each attempt meets at a port of its own, the first one's plus ``attempt``: a host that
-    begins again before the others have seen the end would join the job that is ending.
+    With several hosts, the port of an attempt is the first attempt's port plus ``attempt``: on the same port, a
+    host that restarts early would join the attempt that has failed but has not yet ended on the other hosts.
     """
     hosts = job_from_environment(options, runtime.device_type())
     count = len(local)
@@ -318,10 +343,11 @@ def start(
     daemon: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Start ``fn(ordinal, *args)`` in one process per device of this host.
+    """Start ``fn(ordinal, *args)`` in one process per device of this host; does not wait for them.
 
-    ``variables`` are added to the processes' environment.
-    Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
+    ``start_method`` and ``daemon`` are those of ``multiprocessing``. ``variables`` (default: none) are added to the
+    processes' environment. Raises RuntimeError if this process has already used its devices,
+    NotImplementedError in SPMD mode.
     """
     if runtime.is_spmd():
         raise NotImplementedError(MSG_SPMD)
@@ -330,23 +356,24 @@ def start(
     local = local_environments(os.environ)
     jobs = _plan(os.environ, local, int((variables or {}).get(RESTART_COUNT.name, "0")))
     context = torch.multiprocessing.get_context(start_method)
-    # a fork server has the environment of the moment when it was started
-    is_server = start_method == "forkserver"
-    inherited = dict(os.environ) if is_server else {}
+    # processes inherit the environment that the fork server had when it started, which may be out of date
+    from_server = start_method == "forkserver"
+    inherited = dict(os.environ) if from_server else {}
     with contextlib.ExitStack() as cleanup:
         if not jobs[0].address:
             reserved, address = _reserve_port()
             cleanup.callback(reserved.close)
             jobs = [dataclasses.replace(job, address=address) for job in jobs]
-        ledger = LaunchLog.create(context, len(jobs), jobs[0].index)
+        launch_log = LaunchLog.create(context, len(jobs), jobs[0].index)
         children = []
         for job, own in zip(jobs, local, strict=True):
             environment = {**inherited, **(variables or {}), **own, **_environment(job)}
-            arguments = (environment, fn, tuple(args), ledger, is_server)
+            arguments = (environment, fn, tuple(args), launch_log, from_server)
             children.append(_start_child(context, job, arguments, daemon, cleanup))
         if jobs[0].index == 0:
-            # A process with the coordinator's threads should not be forked: after the children of this
-            # launch are, and for launches that fork in no process that may launch others.
+            # A process should not fork while the coordinator's threads run in it. So the coordinator starts after
+            # this launch's processes; and for the start method "fork" it runs in a process of its own, because this
+            # one may launch again.
             begin = serve_apart if start_method == "fork" else serve
             cleanup.callback(begin(jobs[0].address, jobs[0].count).shutdown)
         return Launch(children, jobs[0].count, cleanup.pop_all().close, args)
@@ -355,7 +382,7 @@ def start(
 def _start_child(
     context: Any, job: Job, arguments: Sequence[Any], daemon: bool, cleanup: contextlib.ExitStack
 ) -> _Child:
-    """Start one process; ``cleanup`` ends it, if it still runs then."""
+    """Start one process; ``cleanup`` will kill it if it still runs."""
     receiver, sender = context.Pipe(duplex=False)
     cleanup.callback(receiver.close)
     with contextlib.closing(sender):
@@ -363,18 +390,18 @@ def _start_child(
             target=run_child, args=(job, sender, *arguments), name=f"xla-{job.index}", daemon=daemon
         )
         process.start()
-    cleanup.callback(_end, process)
+    cleanup.callback(_kill, process)
     return _Child(job.index, process, receiver)
 
 
-def _end(process: Any) -> None:
+def _kill(process: Any) -> None:
     if process.is_alive():
         process.kill()
         process.join()
 
 
 def _reserve_port() -> tuple[socket.socket, str]:
-    """A free port of this host, kept from other programs until the socket is closed."""
+    """A free port of this host, as ``host:port``; no other program gets it until the socket is closed."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(("127.0.0.1", 0))
@@ -394,11 +421,11 @@ def spawn(
 ) -> Launch | None:
     """Run ``fn(ordinal, *args)`` in one process per device of this host (``xmp.spawn``).
 
-    ``nprocs`` is None or the number of devices; with 1 ``fn`` is called directly, in this process.
-    With ``join`` it waits and returns None, otherwise it returns an object with ``join()``,
-    ``processes`` and ``pids()``. ``daemon`` and ``start_method`` are those of ``multiprocessing``.
-    Raises ValueError for another number, ProcessRaisedException or ProcessExitedException when
-    a process fails.
+    ``nprocs`` is None (default) or the number of devices; with 1, ``fn`` is called directly in this process. With
+    ``join`` (default) it waits for the processes and returns None; otherwise it returns a ``Launch``, which has
+    ``join()``, ``processes`` and ``pids()``. ``daemon`` (default: False) and ``start_method`` (default:
+    ``"spawn"``) are those of ``multiprocessing``. Raises ValueError for another ``nprocs``, what ``start`` raises,
+    and ProcessRaisedException or ProcessExitedException if a process fails.
     """
     if nprocs == 1:
         fn(0, *args)
@@ -407,10 +434,10 @@ def spawn(
         count = len(local_environments(os.environ))
         if nprocs != count:
             raise ValueError(MSG_NPROCS.format(got=nprocs, count=count))
-    launched = start(fn, args, start_method, daemon)
+    running = start(fn, args, start_method, daemon)
     if not join:
-        return launched
-    launched.join()
+        return running
+    running.join()
     return None
 
 
@@ -421,15 +448,17 @@ def launch(
     debug_single_process: bool = False,
     max_restarts: int = 0,
 ) -> None:
-    """Run ``fn(ordinal, *args)`` on every device (``torch_xla.launch``).
+    """Run ``fn(ordinal, *args)`` on every device of this host, and wait for it (``torch_xla.launch``).
 
-    In one process per device of this host; with ``debug_single_process`` in one thread per device
-    of this process. Under torchrun, which started the processes, and starts them again (``--max-restarts``),
-    ``fn`` is called in this one with its local rank.
+    Starts one process per device by ``start_method`` (default: ``"spawn"``). With ``debug_single_process``
+    (default: False) it starts one thread per device of this process instead. Under torchrun, which has already
+    started the processes, it calls ``fn`` in this one with its local rank; torchrun restarts them
+    (``--max-restarts``).
 
-    When a process fails, all are started again, up to ``max_restarts`` times: ``fn`` reads its last checkpoint,
-    and ``torch_xla.experimental.resume.restart_count()`` tells how often that was. Raises
-    ValueError for ``max_restarts`` with threads, and what the last attempt ended with.
+    If a process fails, all are started again, up to ``max_restarts`` times (default: 0): ``fn`` should then load
+    its last checkpoint; ``torch_xla.experimental.resume.restart_count()`` returns the number of restarts. Raises
+    ValueError for ``max_restarts`` with threads or below 0, what ``start`` raises, and ProcessRaisedException or
+    ProcessExitedException if a process of the last attempt fails.
     """
     restarts.check(max_restarts, debug_single_process)
     if torch.distributed.is_torchelastic_launched():
@@ -439,21 +468,25 @@ def launch(
         devices = runtime.devices()
         run_threads(devices, lambda ordinal: fn(ordinal, *args))
         return
-    restarts.run(lambda more: start(fn, args, start_method, variables=more), max_restarts)
+    restarts.run(lambda added: start(fn, args, start_method, variables=added), max_restarts)
 
 
 def run_multiprocess(
     fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
 ) -> dict[int, Any]:
-    """Run ``fn(*args, **kwargs)`` in one process per device; what it returned, by ordinal."""
-    launched = start(_WithoutOrdinal(fn, kwargs), args, start_method)
-    launched.join()
-    return launched.results()
+    """Run ``fn(*args, **kwargs)`` in one process per device; returns the results by ordinal.
+
+    ``start_method`` (default: ``"spawn"``) is that of ``multiprocessing``. Raises TypeError if a result cannot be
+    pickled, and what ``launch`` raises for processes.
+    """
+    running = start(_WithoutOrdinal(fn, kwargs), args, start_method)
+    running.join()
+    return running.results()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WithoutOrdinal:
-    """A function that pickles, and leaves out the ordinal that it is called with."""
+    """Calls ``fn`` without the ordinal, its first argument; can be pickled, unlike a local function."""
 
     fn: Callable[..., object]
     kwargs: dict[str, object]

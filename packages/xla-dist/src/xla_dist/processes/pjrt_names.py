@@ -15,28 +15,27 @@ from xla_dist.processes.thread_replicas import run_threads
 
 R = TypeVar("R")
 
-MSG_TWICE: Final = (
-    "the replicas {ordinals} gave several results each: ordinals are not unique in this job"
-)
+MSG_TWICE: Final = "ordinals must be unique in a job, but {ordinals} have several results each"
 MSG_ALONE: Final = (
-    "initialize_multiprocess({rank}, {count}): the environment names no job for these {count} processes "
-    "to meet in. Set XLA_COORDINATOR_ADDRESS, XLA_PROCESS_COUNT and XLA_PROCESS_INDEX, or start them with "
-    "torchrun or torch_xla.launch"
+    "initialize_multiprocess({rank}, {count}): the environment names no job that these {count} processes "
+    "can join. Set XLA_COORDINATOR_ADDRESS, XLA_PROCESS_COUNT and XLA_PROCESS_INDEX, or start the processes "
+    "with torchrun or torch_xla.launch"
 )
 
 
 def initialize_multiprocess(local_rank: int, local_world_size: int) -> None:
-    """Make this process, which something else started, one of ``local_world_size`` of this host.
+    """Make this process number ``local_rank`` of the ``local_world_size`` processes of this host.
 
-    Gives it its part of the host's devices, and meets the others: the job's coordinator, or on a TPU the
-    host's other processes, are in the environment. Raises RuntimeError when this process has used its
-    devices already, or if it is alone and should not be.
+    For processes that something other than our launcher started. This process gets its part of the host's devices,
+    and joins the job: environment variables name the coordinator, or on a TPU the host's other
+    processes. Raises RuntimeError if this process has already used its devices, or if the environment
+    names no job of this size.
     """
     if runtime.started():
         raise RuntimeError(launching.MSG_STARTED)
-    own = launching.local_environments(os.environ)
-    if len(own) == local_world_size:
-        os.environ.update(own[local_rank])
+    environments = launching.local_environments(os.environ)
+    if len(environments) == local_world_size:
+        os.environ.update(environments[local_rank])
     os.environ.setdefault(jobs.LOCAL_INDEX_VARIABLE, str(local_rank))
     os.environ.setdefault(jobs.LOCAL_COUNT_VARIABLE, str(local_world_size))
     runtime.client()
@@ -50,34 +49,37 @@ def spawn(
     start_method: str = "spawn",
     args: Sequence[object] = (),
 ) -> None:
-    """``xmp.spawn`` with the arguments in another order; waits for the processes."""
+    """``xmp.spawn`` with its arguments in another order; always waits for the processes."""
     launching.spawn(fn, args, nprocs, start_method=start_method)
 
 
 def spawn_threads(fn: Callable[..., object], args: Sequence[object] = ()) -> dict[int, object]:
-    """Run ``fn(ordinal, *args)`` in one thread per device of this process; the results by ordinal."""
+    """Run ``fn(ordinal, *args)`` in one thread per device of this process; returns the results by ordinal."""
     return dict(enumerate(run_threads(runtime.devices(), lambda ordinal: fn(ordinal, *args))))
 
 
 def initialize_singleprocess() -> None:
-    """Make this process a job of its own: it drives all devices that it sees. Does nothing once they run."""
+    """Start this process without a job, so that it drives all devices that it sees.
+
+    Does nothing if the device client already runs.
+    """
     _initialize_single_process(0, 1)
     runtime.client()
 
 
 def _initialize_single_process(local_rank: int, local_world_size: int) -> None:
-    """Write down that this process is ``local_rank`` of ``local_world_size`` on this host, unless said."""
+    """Set the variables of this process's local rank and local world size, unless they are already set."""
     os.environ.setdefault(jobs.LOCAL_INDEX_VARIABLE, str(local_rank))
     os.environ.setdefault(jobs.LOCAL_COUNT_VARIABLE, str(local_world_size))
 
 
 def _merge_replica_results(replica_results: Sequence[tuple[int, R]]) -> dict[int, R]:
-    """Results by ordinal. Raises ValueError when an ordinal has several."""
+    """The results by ordinal. Raises ValueError if there are several for one ordinal."""
     merged = dict(replica_results)
     if len(merged) < len(replica_results):
-        counted = Counter(ordinal for ordinal, _ in replica_results)
-        twice = sorted(ordinal for ordinal, count in counted.items() if count > 1)
-        raise ValueError(MSG_TWICE.format(ordinals=twice))
+        counts = Counter(ordinal for ordinal, _ in replica_results)
+        repeated = sorted(ordinal for ordinal, count in counts.items() if count > 1)
+        raise ValueError(MSG_TWICE.format(ordinals=repeated))
     return merged
 
 
@@ -89,7 +91,7 @@ def _run_thread_per_device(
 ) -> dict[int, R]:
     """Call ``initializer_fn(local_rank, local_world_size)``, then ``fn()`` in a thread per device.
 
-    The threads are replicas; the results by ordinal.
+    The threads are replicas. Returns the results by ordinal.
     """
     initializer_fn(local_rank, local_world_size)
     return _merge_replica_results(
@@ -98,13 +100,13 @@ def _run_thread_per_device(
 
 
 def _run_singleprocess(fn: Callable[..., R], *args: object, **kwargs: object) -> dict[int, R]:
-    """``fn(*args, **kwargs)`` in a thread per device of this process; the results by ordinal."""
+    """Call ``fn(*args, **kwargs)`` in one thread per device of this process; returns the results by ordinal."""
     call = functools.partial(fn, *args, **kwargs)
     return _run_thread_per_device(0, 1, call, _initialize_single_process)
 
 
 class _SpawnFn:
-    """``fn(ordinal, *args, **kwargs)`` as a function without arguments, which can be sent to a process."""
+    """``fn(ordinal, *args, **kwargs)`` as a function without arguments that can be pickled."""
 
     def __init__(self, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs

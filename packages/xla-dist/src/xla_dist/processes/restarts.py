@@ -1,7 +1,7 @@
-"""Jobs that begin again: after a process has died, all of them are restarted, a limited number of times.
+"""Restarts of a job: after one process has died, all are started again, a limited number of times.
 
-Nothing of the former attempt is taken over: its other processes have ended, the coordinator is a new one. What
-goes on is what the function finds on the disk, its last complete checkpoint, and compiled programs.
+The new attempt has new processes and a new coordinator. It continues from what the user's function finds on disk,
+its last complete checkpoint, and reuses compiled programs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _TORCHRUN: Final = "TORCHELASTIC_RESTART_COUNT"
 
-MSG_AGAIN: Final = "attempt %d of %d ended after %s\nStarting the job again (restart %d of %d)."
-MSG_NO_MORE: Final = "attempt %d of %d ended as well: there are no restarts left"
-MSG_NUMBER: Final = "max_restarts={got!r}: expected a whole number from 0"
+MSG_AGAIN: Final = "attempt %d of %d failed: %s\nStarting the job again (restart %d of %d)."
+MSG_NO_MORE: Final = "attempt %d of %d failed as well: no restarts are left"
+MSG_NUMBER: Final = "max_restarts={got!r}: expected a whole number, 0 or more"
 MSG_THREADS: Final = (
-    "max_restarts={got} with debug_single_process=True: threads cannot be started again when their process has "
-    "died; leave one of the two out"
+    "max_restarts={got} with debug_single_process=True: threads cannot be started again after their process has "
+    "died; leave out one of the two arguments"
 )
 TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -39,21 +39,22 @@ class Joined(Protocol):
     """A job that has been started."""
 
     def join(self) -> bool:
-        """Wait for its end; raises what ended it."""
+        """Wait until the job ends. Raises ProcessRaisedException or ProcessExitedException if it fails."""
         ...
 
 
 def restart_count() -> int:
-    """How often this job was started again after a failure: 0 at the first attempt, in all processes alike.
+    """How often this job has been started again after a failure: 0 in the first attempt.
 
-    By ``torch_xla.launch(..., max_restarts=n)``, or by torchrun's ``--max-restarts``.
+    Counts the restarts of ``torch_xla.launch(..., max_restarts=n)``, or of torchrun's ``--max-restarts``. The
+    number is the same in all processes of the job.
     """
-    elsewhere = os.environ.get(_TORCHRUN, "0")
-    return RESTART_COUNT.get() or (int(elsewhere) if elsewhere.isdecimal() else 0)
+    of_torchrun = os.environ.get(_TORCHRUN, "0")
+    return RESTART_COUNT.get() or (int(of_torchrun) if of_torchrun.isdecimal() else 0)
 
 
 def check(max_restarts: int, threads: bool) -> None:
-    """Raise ValueError for a number that is none, and for restarts of threads."""
+    """Raise ValueError if ``max_restarts`` is no number of restarts, or if ``threads`` would be restarted."""
     if not isinstance(max_restarts, int) or max_restarts < 0:
         raise ValueError(MSG_NUMBER.format(got=max_restarts))
     if max_restarts and threads:
@@ -61,10 +62,11 @@ def check(max_restarts: int, threads: bool) -> None:
 
 
 def run(begin: Callable[[Mapping[str, str]], Joined], max_restarts: int) -> None:
-    """Start a job with ``begin(environment)`` and join it, again after each failure up to ``max_restarts`` times.
+    """Start a job with ``begin(environment)`` and join it; after a failure, up to ``max_restarts`` times again.
 
-    Programs that were compiled are kept for the next attempt: in the persistent cache, or in a temporary one
-    where the user has set none. Raises what the last attempt ended with.
+    ``environment`` contains the variables that the attempt's processes need in addition. All attempts share the
+    persistent cache of compiled programs, a temporary one if the user has set none. Raises what the
+    last attempt raised: ProcessRaisedException or ProcessExitedException.
     """
     with _cache(max_restarts) as cache:
         for attempt in range(max_restarts + 1):
@@ -84,7 +86,7 @@ def run(begin: Callable[[Mapping[str, str]], Joined], max_restarts: int) -> None
 
 @contextlib.contextmanager
 def _cache(max_restarts: int) -> Iterator[dict[str, str]]:
-    """A cache for the programs of several attempts, if the user has none."""
+    """The variables of a temporary persistent cache for several attempts; none if the user has set a cache."""
     if not max_restarts or flags.CACHE_PATH.get():
         yield {}
         return
@@ -94,19 +96,19 @@ def _cache(max_restarts: int) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def passing_on_termination(processes: Iterable[Any]) -> Iterator[None]:
-    """Inside, SIGTERM goes to the ``processes``, which may take a checkpoint and end; this one ends after them.
+    """A block in which a SIGTERM for this process is sent on to ``processes``, which may save a checkpoint and end.
 
-    With SystemExit, of status 143, at the end of the block. Nothing where the program handles SIGTERM itself, or
-    outside of the main thread.
+    After a SIGTERM the end of the block raises SystemExit with status 143. Does nothing if the program has a
+    SIGTERM handler of its own, or in a thread other than the main thread.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    asked: list[int] = []
+    received: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
         for process in processes:
             if process.is_alive():
                 process.terminate()
@@ -116,5 +118,5 @@ def passing_on_termination(processes: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if asked:
+        if received:
             raise SystemExit(TERMINATED)

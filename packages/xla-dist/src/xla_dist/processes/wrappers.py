@@ -1,4 +1,4 @@
-"""Helpers around processes: one model for all of them, one process at a time."""
+"""``MpModelWrapper`` and ``MpSerialExecutor``: one model for all processes of a host, and one process at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 def _lock() -> Any:
-    # of the method "spawn": it reaches processes that are started by any method
+    # a lock of the method "spawn" works in processes that any method has started
     return torch.multiprocessing.get_context("spawn").Lock()
 
 
 class MpModelWrapper:
-    """Holds a model made once, before the processes start, and moves it to each one's device.
+    """Holds a model that was created before the processes start, and moves it to the device of each process.
 
-    One process at a time, so that host memory holds few copies at once (with
-    ``start_method='fork'`` the pages are shared until then).
+    One process at a time moves it, so that host memory holds few copies at once: with ``start_method='fork'`` the
+    processes share the model's pages until then.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -31,24 +31,24 @@ class MpModelWrapper:
         self._lock = _lock()
 
     def to(self, device: torch.device | str) -> nn.Module:
-        """The model on ``device``."""
+        """Move the model to ``device``, and return it; waits while another process does so."""
         with self._lock:
             self._model.to(device)
         return self._model
 
 
 class MpSerialExecutor:
-    """Lets one process at a time run a function, such as a download or the making of a data set."""
+    """Lets one process at a time call a function, such as one that downloads a data set."""
 
     def __init__(self) -> None:
         self._lock = _lock()
 
     def run(self, fn: Callable[[], T]) -> T:
-        """What ``fn()`` returns, while no other process that has this object runs one."""
+        """Call ``fn()``, and return its result; waits while another process with this object calls a function."""
         with self._lock:
             return fn()
 
 
 def create_optimized_replica_groups() -> list[list[int]]:
-    """Replica groups for collectives over all replicas: one group, in ordinal order."""
+    """The replica groups of a collective over all replicas: one group, in the order of the ordinals."""
     return [list(range(runtime.world_size()))]

@@ -1,7 +1,7 @@
-"""Faults on purpose: what a job does when one of its processes fails can be tested before it happens.
+"""Injects faults, to test what a job does when one of its processes fails.
 
-``XLA_DIST_FAULT=kill:1:20`` lets ordinal 1 of any script's job be killed at the end of its step 20, in the first
-attempt of a job that begins again; ``strike("kill")`` does so here and now.
+``XLA_DIST_FAULT=kill:1:20`` kills ordinal 1 of any script's job at the end of its step 20, in the first attempt of
+a job that is restarted. ``strike("kill")`` kills the calling process immediately.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MSG_PLAN: Final = "XLA_DIST_FAULT is KIND:ORDINAL:STEP, such as kill:1:20, not {
 MSG_NO_COORDINATOR: Final = "the job's coordinator does not run on this host"
 
 
-_told: Final[set[str]] = set()
+_logged: Final[set[str]] = set()
 
 
 class InjectedFault(RuntimeError):
-    """What the fault ``raise`` raises."""
+    """The exception that the fault ``raise`` raises."""
 
 
 class Plan(NamedTuple):
-    """Fault ``kind`` of replica ``ordinal`` when it ends its step number ``step``, counted from 1."""
+    """The fault ``kind`` occurs in replica ``ordinal`` when it ends its step number ``step``, counted from 1."""
 
     kind: str
     ordinal: int
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> Plan:
-        """From ``KIND:ORDINAL:STEP``. Raises ValueError for any other text."""
+        """The plan for the text ``KIND:ORDINAL:STEP``. Raises ValueError for any other text."""
         kind, _, rest = text.partition(":")
         ordinal, _, step = rest.partition(":")
         if not (ordinal.isdecimal() and step.isdecimal() and int(step) > 0):
@@ -71,21 +71,21 @@ def _check(kind: str) -> None:
 
 
 def strike(kind: str) -> None:
-    """Let this process fail now, as ``KINDS`` says. Raises ValueError for another kind.
+    """Inject the fault ``kind``, one of ``KINDS``, into this process now. Raises ValueError for another kind.
 
-    ``raise`` raises InjectedFault; only ``program``, ``slow``, ``full_disk`` and ``slow_disk`` return.
+    ``raise`` raises InjectedFault. Only ``program``, ``slow``, ``full_disk`` and ``slow_disk`` return.
     """
     _check(kind)
-    if kind not in _told:
-        _told.add(kind)
+    if kind not in _logged:
+        _logged.add(kind)
         logger.warning("xla-dist: a fault on purpose: %s", kind)
     KINDS[kind]()
 
 
 def schedule(plan: Plan) -> Callable[[], None]:
-    """Carry out ``plan`` in the process that it is for; returns a function that calls it off.
+    """Inject the fault of ``plan`` in the process that it names; returns a function that cancels the plan.
 
-    The fault ``slow`` comes at each step from then on, every other one once.
+    The fault ``slow`` occurs at the planned step and all later ones, any other fault once.
     """
     count = 0
 
@@ -100,7 +100,7 @@ def schedule(plan: Plan) -> Callable[[], None]:
 
 
 def of_environment() -> None:
-    """Carry out what ``XLA_DIST_FAULT`` says, if anything; a job that has begun again is spared."""
+    """Schedule the plan in ``XLA_DIST_FAULT``, if there is one, unless the job has been restarted."""
     text = FAULT.get()
     if text:
         plan = Plan.of_text(text)
@@ -143,7 +143,7 @@ def _collective() -> None:
 
 
 def _program() -> None:
-    # of another size than any collective of a script is likely to have
+    # a size that no collective of a script is likely to have
     model_collectives.all_reduce("sum", torch.ones(6007, device="xla")).cpu()
 
 
@@ -163,7 +163,7 @@ def _to_coordinator(number: int) -> NoReturn:
     if pid is None:
         raise RuntimeError(MSG_NO_COORDINATOR)
     os.kill(pid, number)
-    while True:  # what comes of it is the watchdog's affair
+    while True:  # until the watchdog notices
         time.sleep(_NAP_SECONDS)
 
 
@@ -176,7 +176,7 @@ def _slow_disk() -> None:
 
 
 def _flush_as(behave: Callable[[], None]) -> None:
-    """From now on each ``os.fsync`` of this process does ``behave`` first: where a disk says that it is full."""
+    """From now on each ``os.fsync`` of this process calls ``behave`` first: a disk reports its errors there."""
     flush = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -195,9 +195,10 @@ def _take_long() -> None:
 
 
 def _serving() -> int | None:
-    """The process that serves this job's coordinator on this host, if it is one of its own."""
-    met = jobs.connection()
-    port = met.job.address.rpartition(":")[2].encode() if met is not None else b""
+    """The id of the separate process that runs this job's coordinator on this host; None if there is none."""
+    connection = jobs.connection()
+    address = connection.job.address if connection is not None else ""
+    port = address.rpartition(":")[2].encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -215,7 +216,10 @@ KINDS: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
         "coordinator_stop": _coordinator_stop, "full_disk": _full_disk, "slow_disk": _slow_disk,
     }
 )  # fmt: skip
-"""What can happen: an exception; SIGKILL; SIGSTOP; a loop in Python that never ends; a lock that is never
-released; steps that take 0.3 s longer; a rendezvous that no other process calls; a collective that the others do
-not run; the end of the coordinator, or of the launcher where that is the coordinator, and its stop; a disk
-that is full, and one that takes a minute for each file, for what this process writes from then on."""
+"""The kinds of faults: ``raise`` raises an exception; ``kill`` and ``stop`` send SIGKILL and SIGSTOP.
+
+``hang`` loops in Python for ever; ``lock`` waits for a lock that is never released; ``slow`` takes 0.3 s;
+``collective`` calls a rendezvous, and ``program`` runs a collective, that no other process does; ``coordinator``
+and ``coordinator_stop`` kill and stop the coordinator, or the launcher if it runs the coordinator; ``full_disk``
+and ``slow_disk`` make each file that this
+process writes from then on fail, or take a minute."""
