@@ -20,7 +20,9 @@ def test_generations_have_several_names(name, expected):
 
 
 def test_unknown_generation_lists_the_known():
-    with pytest.raises(ValueError, match=f"'v9' is no TPU generation; .*{', '.join(GENERATIONS)}"):
+    with pytest.raises(
+        ValueError, match=f"'v9' is not a TPU generation; .*{', '.join(GENERATIONS)}"
+    ):
         generation("v9")
 
 
@@ -38,7 +40,7 @@ def test_accelerator_types(text, name, shape):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("v5e", "no accelerator type"), ("v5e-x", "no accelerator type"), ("v5e-7", "sizes: 1, 4, 8")],
+    [("v5e", "not an accelerator type"), ("v5e-x", "not an accelerator type"), ("v5e-7", "sizes: 1, 4, 8")],
 )
 def test_wrong_accelerator_types(text, words):
     with pytest.raises(ValueError, match=words):
@@ -65,11 +67,11 @@ def test_megacore_is_v4s_default_and_can_be_switched_off():
     ("text", "words"),
     [
         ("v5e", "accelerator type"),
-        ("v9:2x2", "no TPU generation"),
+        ("v9:2x2", "not a TPU generation"),
         ("v4:2x2", "three dimensions"),
         ("v5e:0x4", "a dimension is 0"),
-        ("v5e:4x4*x", "no number of slices"),
-        ("v5e:4x4*0", "no number of slices"),
+        ("v5e:4x4*x", "not a number of slices"),
+        ("v5e:4x4*0", "not a number of slices"),
         ("nonsense", "accelerator type"),
     ],
 )

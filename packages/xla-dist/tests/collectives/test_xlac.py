@@ -38,7 +38,7 @@ def test_collectives_with_tokens(launch):
 def test_processes_that_have_met_belong_to_one_job(launch):
     found = launch(2, dist_xlac.meet).join()
     for rank, text in enumerate(found):
-        assert f"number {rank} of 2 already" in text and "says 0 of 3" in text
+        assert f"already number {rank} of 2" in text and "got 0 of 3" in text
 
 
 ALONE = """
@@ -52,7 +52,7 @@ ALONE = """
     for name, call in {
         "collective_permute": lambda: _XLAC._xla_send(x, token, 1),
         "xm.collective_permute": lambda: _XLAC._xla_recv(x, token, 1),
-        "before the first xla tensor": lambda: _XLAC._ensure_xla_coordinator_initialized(0, 2, "h"),
+        "before you create the first xla tensor": lambda: _XLAC._ensure_xla_coordinator_initialized(0, 2, "h"),
         "2": lambda: _XLAC._xla_all_gather(x, 0, 2, [], True, None, None),
     }.items():
         try:

@@ -26,16 +26,17 @@ from xla_core.pjrt.client import PjrtClient
 from xla_core.support import flags
 from xla_pjrt_cpu.effort import effort_rule, options_by_effort
 from xla_pjrt_cpu.fusions import RULE, options_for
-from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
+from xla_pjrt_cpu.rehearsal import CpuExecutable, stored_as_rehearsable
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
-    """Entry point of the plugin.
+    """Create a CPU client; the plugin's entry point.
 
-    ``options`` (usually the process's environment): ``CPU_NUM_DEVICES``, default 1, is how many
-    devices this process shows; ``PJRT_CPU_ASYNC_CLIENT``, default true, whether work is enqueued.
+    Reads from ``options`` (usually the process's environment) ``CPU_NUM_DEVICES``, the number of devices of this
+    process (default: 1), and ``PJRT_CPU_ASYNC_CLIENT``, whether runs are enqueued (default: true). Raises
+    ValueError for a number of devices below 1.
     """
     return CpuClient(
         topology,
@@ -45,7 +46,7 @@ def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
 
 
 def launch_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
-    """What a launcher adds to the environment of each process of this host: one device each."""
+    """The variables that a launcher sets in each process of this host, so that each has one device."""
     return [{flags.CPU_NUM_DEVICES.name: "1"}] * _device_count(options)
 
 
@@ -56,12 +57,16 @@ def _device_count(options: Mapping[str, str]) -> int:
     return int(text)
 
 
-# where launchers look for it: beside the entry point
+# launchers expect it as an attribute of the entry point
 create_client.launch_environments = launch_environments  # type: ignore[attr-defined]
 
 
 class CpuClient(PjrtClient):
-    """XLA on this machine's processors; ``num_devices`` devices share them."""
+    """XLA on this machine's processors, which ``num_devices`` devices share (default: 1).
+
+    ``topology`` is this process's place in its job (default: no job). Without ``asynchronous`` (default: True) a
+    run returns when it has ended.
+    """
 
     device_type = "CPU"
     plugin = "xla-pjrt-cpu"
@@ -69,13 +74,13 @@ class CpuClient(PjrtClient):
     platform = "cpu"
     checks_arguments = False
     executable_type = CpuExecutable
-    missing_device = ": CPU_NUM_DEVICES sets how many each process shows"
-    # XLA clones a function for each of its calls before it optimizes; with this option (jaxlib
-    # 0.10.2), after, which halves the compile time of a 48-layer GPT. Stages take another two thirds
-    # of it; a launch costs 30 to 60 microseconds, which shorter steps would notice, and the 33rd that is
-    # pending waits for the first. Around a
-    # convolution XLA chooses layouts, which it cannot do across the border of a function: with five of
-    # its blocks as calls of one, ResNet-50's step takes 1.5 times as long and compiles no faster.
+    missing_device = ": CPU_NUM_DEVICES sets the number of each process's devices"
+    # XLA clones a function for each of its calls before it optimizes the program. With this option (jaxlib
+    # 0.10.2) it clones afterwards, which halves the compile time of a 48-layer GPT. Stages save another two
+    # thirds of it. A launch costs 30 to 60 microseconds, which would slow down shorter steps, and the 33rd
+    # pending launch waits for the first. XLA chooses the layouts around a convolution, but not across the
+    # border of a function: with five of its blocks as calls of one function, ResNet-50's step takes 1.5
+    # times as long, and compiles no faster.
     outlining = Outlining(
         wanted=True,
         min_staged=3000,
@@ -104,7 +109,7 @@ class CpuClient(PjrtClient):
     def compile(self, program: Program) -> Executable:
         """Compile for the program's placement; see ``PjrtClient.compile``.
 
-        The program's own options go before those that this plugin chooses.
+        The program's own options override those that this plugin chooses.
         """
         xla_flags = flags.XLA_FLAGS.get()
         # jaxlib would make a context of its own to parse the bytecode in, which takes 1.4 ms
@@ -128,13 +133,13 @@ class CpuClient(PjrtClient):
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
         executable = super().deserialize(payload, program_name, placement)
         if isinstance(executable, CpuExecutable):
-            executable.rehearsable = noted(serialized_executable.report(payload))
+            executable.rehearsable = stored_as_rehearsable(serialized_executable.report(payload))
         return executable
 
     def rehearse(self, executable: Executable) -> bool:
-        """Run a loaded program on zeros and wait, so that its first real run finds everything set up.
+        """Run a loaded program on zeros and wait for it, so that the first real run has nothing to set up.
 
-        Whether it ran: only a program that was stored as rehearsable does.
+        Returns whether it ran: only programs that were stored as rehearsable run.
         """
         if not (isinstance(executable, CpuExecutable) and executable.rehearsable):
             return False
@@ -146,12 +151,12 @@ class CpuClient(PjrtClient):
             cpu_runtime.prepare_cpu_kernels()
 
     def copy(self, buffer: Buffer, placement: Any) -> Buffer:
-        """A second buffer with the same value on ``placement``; also on the same device."""
-        # through the host, which on the CPU is the same memory
+        """A new buffer on ``placement`` with the same value, even if ``placement`` is the buffer's own."""
+        # a read on the CPU costs nothing: host and device share their memory
         return self.put(self.get(buffer), placement)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions of plugin and jaxlib, the processor, XLA flags, rules of our own, device counts."""
+        """The facts that compiled code depends on: versions, processor, XLA flags, this plugin's rules, devices."""
         return {
             **super().fingerprint(),
             "processor": _processor(),
@@ -166,7 +171,7 @@ class CpuClient(PjrtClient):
 
 @functools.cache
 def _processor() -> str:
-    """Name and hash of the instruction sets: XLA compiles for exactly this processor."""
+    """The architecture, and a hash of the model and its instruction sets, for which XLA compiles."""
     try:
         lines = _CPUINFO.read_text(errors="replace").splitlines()
     except OSError:

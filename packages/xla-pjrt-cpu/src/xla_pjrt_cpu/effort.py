@@ -1,10 +1,10 @@
-"""How hard XLA's CPU compiler works for a program: as hard as the program is worth.
+"""Chooses the optimization effort of XLA's CPU compiler by the work of the program.
 
-Optimized code takes XLA 40 ms for a few operations and seconds for a training step; the code of
-``FAST`` a third to a tenth of that, but it computes 0.5 to 1.5 ns longer for each element of each
-operation. ``MEDIUM`` lies between, where there are few matrix products: its fusions are compiled one
-operand at a time, which makes large ones dear. Measured on two cores (jaxlib 0.10.2, AVX-512; CPU time to
-compile in ms, and one run in ms; cost as ``WEIGHTS`` has it):
+To generate optimized code, XLA takes 40 ms for a few operations and seconds for a training step. The effort
+``fast`` takes a third to a tenth of that, but its code takes 0.5 to 1.5 ns longer for each element of each
+operation. ``medium`` is between the two for programs with few matrix products; it computes the operands of a fusion
+one by one, which makes large fusions slow. Measured on two cores (jaxlib 0.10.2, AVX-512; processor time to compile
+in ms and one run in ms; the cost is that of ``WEIGHTS``):
 
 | one training step of | cost | full | medium | fast |
 |---|---|---|---|---|
@@ -17,8 +17,8 @@ compile in ms, and one run in ms; cost as ``WEIGHTS`` has it):
 | an MLP of eight layers, width 128, Adam | 4 M | 624, 1.25 | 937, 1.52 | 145, 3.34 |
 | a GPT of 12 layers, width 64, AdamW | 35 M | 3612, 11.5 | 14560, 20.1 | 2539, 38.0 |
 
-Which of them a program gets depends on the program alone, not on how often it was seen: the same step
-gives the same bits in every run.
+The effort depends only on the program, not on how often it has run, so that the same step gives the same bits in
+each run of a script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xla_core.support import flags
 _LEVEL: Final = "xla_backend_optimization_level"
 _EMITTERS: Final = "xla_cpu_use_fusion_emitters"
 _SPLIT: Final = "xla_cpu_parallel_codegen_split_count"
-# XLA's own options (jaxlib 0.10.2). In one piece: each piece repeats what the pieces share.
+# XLA's own options (jaxlib 0.10.2). Code is generated in one part (``_SPLIT``): each part would repeat shared code.
 OPTIONS: Final[Mapping[str, Options]] = {
     "fast": {_LEVEL: 0, _EMITTERS: False, _SPLIT: 1},
     "medium": {_LEVEL: 1, _EMITTERS: False, _SPLIT: 1},
@@ -41,25 +41,31 @@ OPTIONS: Final[Mapping[str, Options]] = {
 }
 
 WEIGHTS: Final = Weights(transcendental=16, indexed=6, comparison=40, flop=1 / 64)
-"""What optimization saves: an element takes 0.5 ns longer, one of ``tanh`` 9, a comparison 20."""
+"""The time that optimization saves for each element.
+
+For most it is 0.5 ns, the unit; for ``tanh`` 9 ns, for a comparison 20 ns.
+"""
 FAST_MOST: Final = 1 << 18
-"""About 0.15 ms longer than optimized."""
+"""The largest cost for ``fast``: a run takes about 0.15 ms longer than with ``full``."""
 FAST_BASE, FAST_EACH = 1 << 15, 512
-"""Few operations are compiled soon: that much cost, and that much for each operation, are fast."""
+"""A program of few operations compiles soon even with ``full``.
+
+The cost for ``fast`` is at most this base, plus this much for each operation.
+"""
 MEDIUM_MOST: Final = 1 << 20
-"""About 0.05 ms longer than optimized."""
+"""The largest cost for ``medium``: a run takes about 0.05 ms longer than with ``full``."""
 RULE: Final = f"{OPTIONS} {WEIGHTS} {FAST_MOST} {FAST_BASE} {FAST_EACH} {MEDIUM_MOST} 1"
-"""Part of the persistent cache's key; the number at its end is raised when the estimate changes."""
+"""A part of the persistent cache's key. Raise the number at its end when the estimate changes."""
 
 
 def effort_for(program: Program, module: Module | None) -> str:
-    """``fast``, ``medium`` or ``full``; ``XLA_COMPILE_EFFORT`` decides before the program does.
+    """The effort for a program: ``fast``, ``medium`` or ``full``. ``XLA_COMPILE_EFFORT`` overrides the choice.
 
-    ``module`` is the program's, None where it is not readable.
+    ``module`` is the program's module, None if it cannot be read.
     """
-    chosen = flags.COMPILE_EFFORT.get()
-    if chosen != "auto":
-        return chosen
+    effort = flags.COMPILE_EFFORT.get()
+    if effort != "auto":
+        return effort
     work = estimate(module, WEIGHTS, MEDIUM_MOST / program.runs)
     if work is None:
         return "full"
@@ -70,11 +76,11 @@ def effort_for(program: Program, module: Module | None) -> str:
 def options_by_effort(
     program: Program, module: Module | None, xla_flags: str
 ) -> dict[str, str | int | float | bool]:
-    """Compiler options for a program, without those that ``XLA_FLAGS`` has already."""
+    """The compiler options of the program's effort, except those that ``XLA_FLAGS`` sets."""
     options = OPTIONS[effort_for(program, module)]
     return {name: value for name, value in options.items() if name not in xla_flags}
 
 
 def effort_rule() -> str:
-    """What decides beside the program, as part of the persistent cache's key."""
+    """The setting and the rule that determine a program's effort, as a part of the persistent cache's key."""
     return f"{flags.COMPILE_EFFORT.get()} {RULE}"

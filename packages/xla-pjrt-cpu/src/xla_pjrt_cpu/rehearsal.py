@@ -1,7 +1,7 @@
-"""Which programs may be run on zeros ahead of their first use.
+"""Decides which programs may run on zeros before their first use.
 
-XLA's CPU runtime sets up each fusion when it first runs: 0.3 to 1 ms each, on one thread, which is
-most of the first step of a program that was loaded instead of compiled.
+XLA's CPU runtime sets up each fusion when it first runs, which takes 0.3 to 1 ms on one thread: most of the first
+step of a program that was loaded from the cache.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from xla_core.pjrt.rehearsal_safety import only_computes
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 64 << 20
-"""Arguments, results and temporaries of a rehearsed program."""
+"""The largest size of a rehearsed program's arguments, results and temporaries together."""
 MOST_FLOPS: Final = 1e9
-"""About 20 ms: where a rehearsal comes too late, the first real run competes with this much work."""
+"""The largest work of a rehearsed program, about 20 ms: a late rehearsal competes with the first real run."""
 _MARK: Final = "rehearsable"
 
 
 class CpuExecutable(PjrtExecutable):
-    """A program on one device, which stores with itself whether it may be rehearsed."""
+    """A program on one device; when it is serialized, it also stores whether it may be rehearsed."""
 
     __slots__ = ("rehearsable",)
 
     rehearsable: bool | None
-    """None: unknown, because it has not been examined since it was compiled."""
+    """Whether it may be rehearsed; None until that has been examined."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.rehearsable = None
 
     def arguments(self, allocate: Callable[[ArraySpec, Placement], Any]) -> list[Any]:
-        """Zeros for one run; ``allocate`` makes a buffer of them."""
+        """Buffers of zeros for one run; ``allocate`` creates a buffer."""
         program = self.program
         donated = {slot for slot, _ in program.aliases}
-        # what a run leaves alone may be given twice: the interpreter's lock, which each allocation
-        # takes, is wanted by the script
+        # One buffer serves for all arguments of a shape and dtype that are not donated: each allocation takes the
+        # interpreter's lock, for which the script competes.
         shared = functools.cache(lambda spec: allocate(spec, program.placement))
         return [
             allocate(spec, program.placement) if slot in donated else shared(spec)
@@ -50,11 +50,13 @@ class CpuExecutable(PjrtExecutable):
         ]
 
     def stored_report(self) -> Mapping[str, object]:
-        """Whether it may be rehearsed; the first call finds out."""
+        """A report for the serialized program: whether it may be rehearsed. The first call examines the program."""
         if self.rehearsable is None:
             try:
                 self.rehearsable = self._harmless() and self._small()
-            except RuntimeError as error:  # whatever the compiler cannot tell: storing goes on
+            except (
+                RuntimeError
+            ) as error:  # the compiler has no such analysis; the program is stored anyway
                 logger.debug("%s is not rehearsed: %s", self.program_name, error)
                 self.rehearsable = False
         return {_MARK: self.rehearsable}
@@ -64,14 +66,14 @@ class CpuExecutable(PjrtExecutable):
 
     def _small(self) -> bool:
         if _argument_bytes(self.program) > MOST_BYTES:
-            return False  # without the other figures, which take as long as serializing
+            return False  # the figures below take as long to compute as serializing does
         figures = self.memory_analysis()
         used = sum(figures[use] for use in ("arguments", "outputs", "temporaries"))
         return used <= MOST_BYTES and self.cost_analysis().get("flops", 0.0) <= MOST_FLOPS
 
 
-def noted(report: Mapping[str, object] | None) -> bool:
-    """Whether a stored program's report says that it may be rehearsed; those of old say nothing."""
+def stored_as_rehearsable(report: Mapping[str, object] | None) -> bool:
+    """Whether the report of a serialized program says that it may be rehearsed; older programs have no report."""
     return report is not None and report.get(_MARK) is True
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as ``xla`` devices, through jax's CUDA plugin; its compiler also without a GPU."""
+"""NVIDIA GPUs as ``xla`` devices, through jax's CUDA plugin, whose compiler also works without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU as a device: a client of GPUs that are here, or of a topology to compile for."""
+"""GPUs as devices: a client of this machine's GPUs, and one of a topology to compile for."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from xla_pjrt_cuda.topology import GpuTopology, parse_topology
 PLUGIN: Final = "xla-pjrt-cuda"
 VERSION: Final = "0.1.0"
 _LIBRARY: Final = "cuda"
-"""The name under which jaxlib keeps the library; jax's own."""
+"""The name under which jaxlib registers the library; jax uses the same."""
 ALLOCATORS: Final = ("default", "bfc", "cuda_async", "platform", "vmm")
 
 MSG_LIBRARIES: Final = (
     "NVIDIA's libraries do not fit jax's CUDA plugin: {error} Run: pip install 'jax[cuda{cuda}]=={jaxlib}', "
-    "which brings all of them; LD_LIBRARY_PATH must not name others"
+    "which installs all of them; LD_LIBRARY_PATH must not contain others"
 )
 MSG_NOT_LOADED: Final = "jax could not load its CUDA plugin {path}; the log says why"
 MSG_NOT_STARTED: Final = (
     "the CUDA runtime could not open a GPU: {error}. Driver: {driver}; GPUs of this process: {gpus} "
-    "(CUDA_VISIBLE_DEVICES). See that nvidia-smi lists them; where their memory is in use, set "
+    "(CUDA_VISIBLE_DEVICES). Check that nvidia-smi lists them; if another program uses their memory, set "
     "XLA_PYTHON_CLIENT_PREALLOCATE=0 or XLA_CLIENT_MEM_FRACTION"
 )
 MSG_ALLOCATOR: Final = "XLA_PYTHON_CLIENT_ALLOCATOR is {got!r}; set it to one of {known}"
@@ -49,31 +49,31 @@ MSG_MEBIBYTES: Final = "{name} is {got!r}; set it to a whole number of MiB"
 
 
 class Factory:
-    """The plugin's entry point: callable, with what the core asks before it calls."""
+    """The plugin's entry point: creates a client, and answers the core's questions before that."""
 
     interface_version = INTERFACE_VERSION
 
     def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
-        """Start a client of this process's GPUs, or of ``XLA_AOT_TOPOLOGY`` without any.
+        """Start a client of this process's GPUs, or one of ``XLA_AOT_TOPOLOGY``, which needs no GPU.
 
-        ``options`` is usually the environment; see the package's README for what is read. Raises
-        RuntimeError that names what is missing or does not fit, ValueError for a setting that is none.
+        ``options`` is usually the environment; the package's README lists the variables. Raises RuntimeError, which
+        names what is missing or does not fit, and ValueError for an invalid setting.
         """
-        wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
-        if wanted:
+        aot_topology = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
+        if aot_topology:
             reads = flags.AOT_READS.get(options).strip().lower()
-            client: Any = CudaTopologyClient(parse_topology(wanted), reads=reads)
+            client: Any = CudaTopologyClient(parse_topology(aot_topology), reads=reads)
             return client
         return CudaClient(topology, options)
 
     def is_available(self, options: Mapping[str, str]) -> bool:
-        """Whether jax's plugin is installed and the driver (or a topology) is here; loads nothing."""
+        """Whether jax's plugin is installed, and a driver is there or a topology is set; loads nothing."""
         if installation.find_plugin() is None:
             return False
         return bool(flags.AOT_TOPOLOGY.text(options)) or installation.has_driver()
 
     def launch_environments(self, options: Mapping[str, str]) -> list[dict[str, str]]:
-        """What a launcher adds to the environment of each process of this host: one GPU each."""
+        """The variables that a launcher sets in each process of this host, so that each has one GPU."""
         gpus = installation.visible_gpus(options)
         return [{settings.VISIBLE_DEVICES.name: gpu} for gpu in gpus] or [{}]
 
@@ -88,7 +88,7 @@ class CudaClient(PjrtClient):
     plugin = PLUGIN
     version = VERSION
     platform = "cuda"
-    missing_device = ": CUDA_VISIBLE_DEVICES sets which each process has"
+    missing_device = ": CUDA_VISIBLE_DEVICES sets each process's GPUs"
 
     def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
         self._tuning = Tuning()
@@ -109,7 +109,7 @@ class CudaClient(PjrtClient):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What GPUs are, the folder of measurements, and copies from and to CUDA PyTorch."""
+        """The capabilities of GPUs, the folder of measurements, and copies from and to CUDA PyTorch."""
         exchange = Exchange("cuda", self.take_dlpack, lambda buffer: buffer)
         common = dataclasses.replace(
             super().capabilities, keep_tuning=self._tuning.keep, exchange=exchange
@@ -117,11 +117,14 @@ class CudaClient(PjrtClient):
         return of_gpus(common)
 
     def compile(self, program: Program) -> Executable:
-        """Compile for the program's placement; see ``PjrtClient.compile``. Measurements are kept."""
+        """Compile for the program's placement, and keep XLA's measurements; see ``PjrtClient.compile``."""
         return super().compile(self._tuning.added_to(program))
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions of plugin, jaxlib and CUDA, the kinds of the GPUs, XLA's flags."""
+        """The facts that compiled code depends on.
+
+        Versions of plugin, jaxlib and CUDA, kinds of GPUs, XLA's flags.
+        """
         kinds = sorted(
             {(d.kind, str(d.attributes.get("compute_capability"))) for d in self.devices()}
         )
@@ -129,11 +132,10 @@ class CudaClient(PjrtClient):
 
 
 class CudaTopologyClient(TopologyClient):
-    """GPUs to compile for, with XLA's compiler for them; none of them is needed.
+    """A client that compiles for GPUs without having any.
 
-    Without a GPU nothing is tuned by running it: where XLA would measure several kernels it takes the one
-    that its model of the GPU likes best. That is another program than on a host with GPUs, which is why the
-    fingerprint is another, too.
+    Without a GPU, XLA cannot measure kernels: it chooses the one that its model of the GPU predicts to be the
+    fastest. That can be another program than on a host with GPUs, so this client's fingerprint differs.
     """
 
     device_type = "CUDA"
@@ -142,7 +144,7 @@ class CudaTopologyClient(TopologyClient):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What GPUs are, and that buffers have no values."""
+        """The capabilities of GPUs, whose buffers have no values here."""
         return of_gpus(super().capabilities)
 
     def __init__(self, topology: GpuTopology, *, reads: str = "error") -> None:
@@ -154,7 +156,7 @@ class CudaTopologyClient(TopologyClient):
         )
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions, the GPUs, XLA's flags."""
+        """The facts that compiled code depends on: versions, the topology, XLA's flags."""
         return {
             "plugin": f"{PLUGIN} {VERSION}",
             "jaxlib": gpu_runtime.JAXLIB_VERSION,
@@ -164,7 +166,7 @@ class CudaTopologyClient(TopologyClient):
 
 
 def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | bool | list[int]]:
-    """What the library's client is created with. Raises ValueError for a setting that is none."""
+    """The options with which the library creates a client. Raises ValueError for an invalid setting."""
     allocator = settings.ALLOCATOR.get(options).lower()
     if allocator not in ALLOCATORS:
         raise ValueError(MSG_ALLOCATOR.format(got=allocator, known=", ".join(ALLOCATORS)))
@@ -197,7 +199,7 @@ def _fraction(name: str, text: str) -> float:
 
 
 def _load(plugin: installation.Plugin) -> None:
-    """Let jax load the plugin, with all that belongs to it. Raises RuntimeError that says what does not fit."""
+    """Load the plugin and its kernels through jax. Raises RuntimeError, which says what does not fit."""
     if not gpu_runtime.library_loaded(_LIBRARY):
         try:
             gpu_runtime.check_cuda_libraries(plugin.module)
@@ -206,7 +208,7 @@ def _load(plugin: installation.Plugin) -> None:
                 error=error, cuda=plugin.cuda, jaxlib=gpu_runtime.JAXLIB_VERSION
             )
             raise RuntimeError(text) from error
-        # jax keeps what it loads: a jax in the same process works beside this
+        # through jax, which can then use the GPUs in this process too
         gpu_runtime.load_jax_plugins()
         if not gpu_runtime.library_loaded(_LIBRARY):
             raise RuntimeError(MSG_NOT_LOADED.format(path=plugin.library))

@@ -1,6 +1,6 @@
-"""What a machine needs before a GPU computes: jax's CUDA plugin, its kernels, and NVIDIA's driver.
+"""Checks what a GPU needs: jax's CUDA plugin, its kernels, and NVIDIA's driver.
 
-Nothing is loaded here, so that each of them that is missing or does not fit is named, with the next step.
+Loads none of them. An error names the one that is missing or does not fit, and what to do next.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from xla_core.pjrt.gpu_runtime import JAXLIB_VERSION
 
 MSG_NO_PLUGIN: Final = (
     "jax's CUDA plugin is not installed. Run: pip install 'xla-pjrt-cuda[cuda13]' (NVIDIA driver 580 or "
-    "newer) or 'xla-pjrt-cuda[cuda12]' (525 or newer); either brings the plugin that is made for jaxlib "
-    "{jaxlib}"
+    "newer) or 'xla-pjrt-cuda[cuda12]' (525 or newer); either installs the plugin for jaxlib {jaxlib}"
 )
 MSG_VERSION: Final = (
-    "{package} is {found}, and jaxlib is {jaxlib}: they must be of one version. Run: pip install "
+    "{package} is {found}, but jaxlib is {jaxlib}: they must have the same version. Run: pip install "
     "'jax[cuda{cuda}]=={jaxlib}'"
 )
 MSG_NO_KERNELS: Final = (
-    "{package} is not installed, which has the kernels that programs call (linear algebra, random "
-    "numbers). Run: pip install 'jax[cuda{cuda}]=={jaxlib}'"
+    "{package}, which contains kernels that programs call (linear algebra, random numbers), is not "
+    "installed. Run: pip install 'jax[cuda{cuda}]=={jaxlib}'"
 )
 MSG_NO_DRIVER: Final = (
-    "NVIDIA's driver is not here: there is no {nodes}. Install the driver (nvidia-smi must list a GPU); "
+    "NVIDIA's driver is not installed: there is no {nodes}. Install the driver (nvidia-smi must list a GPU); "
     "in a container, start it with --gpus all. On a machine without a GPU set XLA_AOT_TOPOLOGY (for "
     "example h100:1) to compile for one, or PJRT_DEVICE=CPU to compute"
 )
@@ -38,39 +37,40 @@ MSG_OLD_DRIVER: Final = (
 )
 
 OLDEST_DRIVER: Final[Mapping[int, int]] = {12: 525, 13: 580}
-"""By CUDA's major version, as NVIDIA's table of minor version compatibility has it."""
-_NODES: Final = (
-    Path("/dev/nvidiactl"),
-    Path("/dev/dxg"),
-)  # the second: Windows' subsystem for Linux
+"""The oldest driver by CUDA's major version, from NVIDIA's table of minor version compatibility."""
+# the second is that of Windows Subsystem for Linux
+_NODES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plugin:
-    """jax's CUDA plugin as it is installed: its library, and CUDA's major version."""
+    """The installed CUDA plugin of jax: CUDA's major version, and the path of the library."""
 
     cuda: int
     library: Path
 
     @property
     def module(self) -> str:
-        """The module that loads it for jax."""
+        """The name of the module by which jax loads the plugin."""
         return f"xla_cuda{self.cuda}"
 
     @property
     def kernels(self) -> str:
-        """The module of the kernels that programs call by name."""
+        """The name of the module with the kernels that programs call by name."""
         return f"jax_cuda{self.cuda}_plugin"
 
     @property
     def packages(self) -> tuple[str, str]:
-        """The distributions that it consists of: the runtime, and the kernels."""
+        """The names of the plugin's two distributions: the runtime, and the kernels."""
         return f"jax-cuda{self.cuda}-pjrt", f"jax-cuda{self.cuda}-plugin"
 
 
 def find_plugin() -> Plugin | None:
-    """The installed CUDA plugin of jax, the newer CUDA first; None without one. Imports none of it."""
+    """The installed CUDA plugin of jax, for the newest CUDA if there are several; None without one.
+
+    Imports nothing.
+    """
     for cuda in sorted(OLDEST_DRIVER, reverse=True):
         try:
             spec = importlib.util.find_spec(f"jax_plugins.xla_cuda{cuda}")
@@ -104,12 +104,12 @@ def checked_plugin() -> Plugin:
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is loaded here; opens nothing."""
+    """Whether NVIDIA's driver is loaded on this machine; opens no device."""
     return any(node.exists() for node in _NODES)
 
 
 def driver_version() -> str | None:
-    """The driver's version as the kernel's module tells it; None where it tells none."""
+    """The driver's version, from its kernel module; None if that is unknown."""
     try:
         text = _DRIVER_VERSION.read_text()
     except OSError:
@@ -131,10 +131,13 @@ def check_driver(cuda: int) -> None:
 
 
 def visible_gpus(options: Mapping[str, str]) -> list[str]:
-    """The names of this process's GPUs, as ``CUDA_VISIBLE_DEVICES`` has them; asks no driver."""
-    named = options.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
+    """The names of this process's GPUs: those in ``CUDA_VISIBLE_DEVICES``, or all of the machine.
+
+    Does not query the driver.
+    """
+    visible = options.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
     nodes = [node.name for node in Path("/dev").glob("nvidia[0-9]*")]
     return [str(number) for number in sorted(int(name.removeprefix("nvidia")) for name in nodes)]
 

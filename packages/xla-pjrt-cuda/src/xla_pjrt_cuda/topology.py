@@ -16,9 +16,10 @@ _FORM: Final = re.compile(r"(?P<kind>[a-z]\w*)(:((?P<hosts>\d+)x)?(?P<count>\d+)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuKind:
-    """A GPU as NVIDIA's data sheets and the CUDA programming guide describe it.
+    """The figures of a GPU, from NVIDIA's data sheets and the CUDA programming guide.
 
-    ``bandwidth`` is in bytes per second, ``optin`` the shared memory that one block may ask for.
+    ``processors`` are its multiprocessors, with ``lanes`` float32 units each. ``bandwidth`` is in bytes per second.
+    ``optin`` is the largest shared memory in bytes that one block may request.
     """
 
     name: str
@@ -90,12 +91,12 @@ class GpuTopology:
 
     @property
     def kind(self) -> GpuKind:
-        """What each of them is."""
+        """The kind of these GPUs."""
         return KINDS[self.key]
 
     @property
     def name(self) -> str:
-        """As it is written in ``XLA_AOT_TOPOLOGY``."""
+        """The name by which ``XLA_AOT_TOPOLOGY`` selects them."""
         return (
             f"{self.key}:{self.hosts}x{self.count}"
             if self.hosts > 1
@@ -103,7 +104,10 @@ class GpuTopology:
         )
 
     def library_options(self) -> dict[str, str]:
-        """Options for the library: the GPU, and the numbers of partitions, hosts, and GPUs of each host."""
+        """Options for the library.
+
+        The GPU's description, and the numbers of partitions, hosts and GPUs per host.
+        """
         return {
             "target_config": _TARGET.format(kind=self.kind),
             "topology": f"1x{self.hosts}x{self.count}",
@@ -111,7 +115,7 @@ class GpuTopology:
 
 
 def parse_topology(text: str) -> GpuTopology:
-    """The GPUs that ``text`` names. Raises ValueError that shows the accepted forms."""
+    """The GPUs that ``text`` names. Raises ValueError, which shows the accepted forms."""
     kinds = ", ".join(KINDS)
     match = _FORM.fullmatch(text.strip().lower())
     if match is None:

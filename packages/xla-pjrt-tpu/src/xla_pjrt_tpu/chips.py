@@ -1,4 +1,4 @@
-"""The TPU chips of this machine, as far as the operating system shows them."""
+"""Finds the TPU chips of this machine through the operating system."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ENVIRONMENT: Final = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chips:
-    """``count`` chips on the PCI bus, of generation ``version`` (None: none, or an unknown one).
+    """The TPU chips on the PCI bus: ``count`` chips of the generation ``version``, None without a chip.
 
-    ``nodes`` are the driver's device files that this process may open.
+    ``pci_devices`` is the number of all devices on the bus. ``nodes`` are the driver's device files.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Chips:
 
 
 def find_chips(pci: Path = _PCI_FOLDER, dev: Path = _DEVICE_FOLDER) -> Chips:
-    """Look at the PCI bus and the driver's files; asks nothing of the network."""
+    """Search the PCI bus and the driver's device files in the folders ``pci`` and ``dev``; uses no network."""
     identifiers = [
         (_read(folder / "vendor"), _read(folder / "device"))
         for folder in (sorted(pci.iterdir()) if pci.is_dir() else ())
@@ -56,7 +56,10 @@ def _read(path: Path) -> str:
 
 
 def version_name(options: Mapping[str, str], chips: Chips) -> str | None:
-    """The generation here: as the environment's accelerator type says, else as the PCI bus shows."""
+    """The generation of this machine's TPU, by the accelerator type in ``options`` or else by the PCI bus.
+
+    None if there is no TPU. Raises ValueError for an unknown accelerator type.
+    """
     for variable in (settings.ACCELERATOR_TYPE.name, "ACCELERATOR_TYPE"):
         text = options.get(variable, "").strip()
         if text:
@@ -65,7 +68,7 @@ def version_name(options: Mapping[str, str], chips: Chips) -> str | None:
 
 
 def describe(options: Mapping[str, str], chips: Chips) -> str:
-    """One sentence on what was looked for and what was found."""
+    """A phrase for error messages: what was searched, and what was found."""
     names = sorted(name for name in options if _ENVIRONMENT.fullmatch(name))
     nodes = f"device files {', '.join(chips.nodes)}" if chips.nodes else "no device files"
     variables = f"the variables {', '.join(names)}" if names else "no TPU variable"

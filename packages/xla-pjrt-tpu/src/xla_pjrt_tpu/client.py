@@ -1,4 +1,4 @@
-"""The TPU as a device: a client of chips that are here, or of a topology to compile for."""
+"""TPUs as devices: a client of this host's chips, and one of a topology to compile for."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ _REPLACED: Final[Mapping[np.dtype, np.dtype]] = {
 
 
 class Factory:
-    """The plugin's entry point: callable, with what the core asks before it calls."""
+    """The plugin's entry point: creates a client, and answers the core's questions before that."""
 
     interface_version = INTERFACE_VERSION
 
     def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
-        """Start a client of this host's chips, or of ``XLA_AOT_TOPOLOGY`` without any.
+        """Start a client of this host's chips, or one of ``XLA_AOT_TOPOLOGY``, which needs no chip.
 
-        ``options`` is usually the environment; see the package's README for what is read. Raises
-        RuntimeError that says what was looked for when there is no TPU, ValueError for a topology
-        that does not exist.
+        ``options`` is usually the environment; the package's README lists the variables. Raises RuntimeError if
+        there is no TPU, which says what was found, and ValueError for a topology that does not exist.
         """
-        wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
-        if wanted:
+        aot_topology = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
+        if aot_topology:
             reads = flags.AOT_READS.get(options).strip().lower()
-            client: Any = TpuTopologyClient(parse_topology(wanted, options), options, reads=reads)
+            parsed = parse_topology(aot_topology, options)
+            client: Any = TpuTopologyClient(parsed, options, reads=reads)
             return client
         return TpuClient(topology, options)
 
     def is_available(self, options: Mapping[str, str]) -> bool:
-        """Whether libtpu and a chip (or a topology to compile for) are here; asks no network."""
+        """Whether libtpu is installed, and there is a chip or a topology is set; does not use the network."""
         if libtpu.find_library(options) is None:
             return False
         return bool(flags.AOT_TOPOLOGY.text(options) or chips_of_host.find_chips().count)
@@ -74,7 +74,7 @@ def _numpy_dtype(dtype: np.dtype) -> np.dtype:
 def _fingerprint(
     platform_version: str, devices: Sequence[Any], libtpu_flags: str
 ) -> dict[str, str]:
-    """What compiled code depends on, the same for chips and for a topology like theirs."""
+    """The facts that compiled code depends on, which are equal for chips and for their topology."""
     ids = sorted(devices, key=lambda d: d.id)
     places = [
         (d.id, d.kind, d.attributes.get("coords"), d.attributes.get("core_on_chip", 0)) for d in ids
@@ -96,7 +96,7 @@ class TpuClient(PjrtClient):
     plugin = PLUGIN
     version = VERSION
     platform = "tpu"
-    missing_device = ": TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS set which each process has"
+    missing_device = ": TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS set each process's chips"
 
     def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
         chips = chips_of_host.find_chips()
@@ -116,16 +116,16 @@ class TpuClient(PjrtClient):
         super().__init__(client, process_index=client.process_index())
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions, chips and their places, flags."""
+        """The facts that compiled code depends on: versions, chips and their coordinates, flags."""
         return _fingerprint(self.platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
-        """float32 for float64 and complex64 for complex128, which a TPU does not compute with."""
+        """The dtype in which a TPU computes ``dtype``: float32 for float64, complex64 for complex128."""
         return _numpy_dtype(dtype)
 
 
 class TpuTopologyClient(TopologyClient):
-    """TPU chips to compile for, with libtpu's compiler; none of them is needed."""
+    """A client that compiles for TPU chips with libtpu's compiler, without having any."""
 
     device_type = "TPU"
     plugin = PLUGIN
@@ -147,16 +147,16 @@ class TpuTopologyClient(TopologyClient):
         )
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Equal to that of a client of such chips, so that a TPU host finds the cache's entries."""
+        """The fingerprint of a client of such chips, so that a TPU host finds the cache's entries."""
         return _fingerprint(self._platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
-        """As on the chips: float32 for float64, complex64 for complex128."""
+        """The dtype in which the chips compute ``dtype``: float32 for float64, complex64 for complex128."""
         return _numpy_dtype(dtype)
 
 
 def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | bool | list[int]]:
-    """Options for libtpu when a client starts. Raises ValueError for a malformed number."""
+    """The options with which libtpu creates a client. Raises ValueError for an invalid number."""
     created: dict[str, str | int | float | bool | list[int]] = {
         "ml_framework_name": "PyTorch/XLA",
         "ml_framework_version": VERSION,

@@ -1,7 +1,7 @@
-"""How a TPU host learns about its slice: GKE's environment variables, or GCE's metadata server.
+"""Describes this host's TPU slice, from GKE's environment variables or GCE's metadata server.
 
-The forms are Cloud TPU's (https://cloud.google.com/tpu/docs/troubleshooting/trouble-env-vars); the
-variables are those that libtpu reads itself.
+Cloud TPU defines their forms (https://cloud.google.com/tpu/docs/troubleshooting/trouble-env-vars); libtpu reads
+the same variables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACCELERATOR_TYPE: Final = "ACCELERATOR_TYPE"
 PROCESS_BOUNDS: Final = settings.PROCESS_BOUNDS.name
 CHIPS_PER_PROCESS: Final = settings.CHIPS_PER_PROCESS_BOUNDS.name
 
-# Names in the metadata's tpu-env, and the variables that carry the same where there is no server.
+# Names in the metadata's tpu-env, and the environment variables for the same values.
 _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     ACCELERATOR_TYPE: (settings.ACCELERATOR_TYPE.name, ACCELERATOR_TYPE),
     PROCESS_BOUNDS: (PROCESS_BOUNDS, settings.HOST_BOUNDS.name),
@@ -33,16 +33,16 @@ _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 MSG_NO_METADATA: Final = (
-    "this host's TPU slice is unknown: none of {variables} says it, and GCE's metadata server has no "
+    "this host's TPU slice is unknown: {variables} are not set, and GCE's metadata server has no "
     "{name} ({error}). On GKE or outside Google Cloud set these variables"
 )
 
 
 def metadata(name: str) -> str:
-    """An attribute of this virtual machine, from GCE's metadata server.
+    """The attribute ``name`` of this virtual machine, from GCE's metadata server.
 
-    Raises RuntimeError when there is no such server or attribute; waits two seconds at most, and
-    asks nothing with ``TPU_SKIP_MDS_QUERY`` in the environment.
+    Raises RuntimeError if there is no answer within two seconds, if the server has no such attribute, or if
+    ``TPU_SKIP_MDS_QUERY`` is set.
     """
     variables = ", ".join(sorted({first for first, *_ in _VARIABLES.values()}))
     if settings.SKIP_METADATA.text():
@@ -59,7 +59,7 @@ def metadata(name: str) -> str:
 
 
 def parse_tpu_env(text: str) -> dict[str, str]:
-    """The entries of a ``tpu-env`` attribute: lines of ``NAME: 'value'``."""
+    """The entries of the attribute ``tpu-env``, whose lines are ``NAME: 'value'``."""
     matches = (_LINE.fullmatch(line) for line in text.splitlines())
     entries = {m["name"]: m["value"] for m in matches if m is not None}
     for old, new in (("HOST_BOUNDS", PROCESS_BOUNDS), ("CHIPS_PER_HOST_BOUNDS", CHIPS_PER_PROCESS)):
@@ -69,7 +69,10 @@ def parse_tpu_env(text: str) -> dict[str, str]:
 
 
 def from_variables(options: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the environment variables say of the slice, under the names of ``tpu-env``."""
+    """The description of the slice in the environment variables, under the names of ``tpu-env``.
+
+    ``options`` is the environment (default: that of this process).
+    """
     options = os.environ if options is None else options
     entries = {}
     for name, variables in _VARIABLES.items():
@@ -80,9 +83,10 @@ def from_variables(options: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def get_tpu_env() -> dict[str, str]:
-    """The slice's description: the environment's if it names the accelerator, else the metadata's.
+    """The description of the slice, under the names of ``tpu-env``.
 
-    Raises RuntimeError when neither is there.
+    From the environment if that has the accelerator type; else from the metadata, with the environment's entries in
+    front. Raises RuntimeError without either.
     """
     entries = from_variables()
     if ACCELERATOR_TYPE in entries:
@@ -102,12 +106,12 @@ def worker_id() -> int:
 
 
 def worker_ips() -> list[str]:
-    """The addresses of the slice's hosts, by their number; one for a single host.
+    """The addresses of the slice's hosts, in the order of their numbers.
 
-    Raises RuntimeError when they are unknown.
+    Raises RuntimeError if they are unknown.
     """
-    named = flags.TPU_WORKER_HOSTNAMES.text()
-    if named:
-        return [host.strip() for host in named.split(",")]
+    hostnames = flags.TPU_WORKER_HOSTNAMES.text()
+    if hostnames:
+        return [host.strip() for host in hostnames.split(",")]
     endpoints = metadata("worker-network-endpoints").split(",")
     return [endpoint.split(":")[2] for endpoint in endpoints]

@@ -1,4 +1,4 @@
-"""The generations of TPUs: what a chip is called, has, and how slices of it are named.
+"""The generations of TPUs: the names and figures of chips, and the names of slices.
 
 Sources: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of the versions
 (cores of a chip, accelerator types), the PCI identifiers of the Linux driver.
@@ -17,11 +17,10 @@ _GIB: Final = float(1 << 30)
 class Generation:
     """One TPU version.
 
-    ``number`` is what torch_xla's ``tpu.version()`` gives, ``library_name`` what libtpu's topologies
-    are called. ``cores`` TensorCores of a chip are shown as ``devices`` devices; ``memory_bytes``
-    is the HBM of one device that programs may use, as the compiler of libtpu 0.0.42 has it.
-    ``dimensions`` of the network between chips are 2 or 3. ``counts_cores``: accelerator types
-    (``v4-8``) count cores, not chips.
+    ``number`` is the result of torch_xla's ``tpu.version()``, and ``library_name`` the name in libtpu's topologies.
+    The ``cores`` TensorCores of a chip appear as ``devices`` devices. ``memory_bytes`` is the HBM of one
+    device that programs may use, according to the compiler of libtpu 0.0.42. ``dimensions`` (2 or 3) are those of
+    the network between chips. ``counts_cores``: accelerator types such as ``v4-8`` count cores, not chips.
     """
 
     name: str
@@ -57,7 +56,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "tpu7x": "v7x",
     "7x": "v7x",
 }
-"""Other names, as accelerator types, device kinds and libtpu spell them."""
+"""Other names of generations, in accelerator types, device kinds and libtpu."""
 
 PCI_VENDOR: Final = "0x1ae0"
 PCI_DEVICES: Final[Mapping[str, str]] = {
@@ -68,9 +67,9 @@ PCI_DEVICES: Final[Mapping[str, str]] = {
     "0x006f": "v6e",
     "0x0076": "v7x",
 }
-"""PCI device identifier to generation; v2 and v3 share theirs."""
+"""The generation by PCI device identifier; v2 and v3 have the same."""
 
-# Chips of a slice to its network's shape, where the accelerator type leaves it open.
+# The shape of a slice's network by its number of chips, for accelerator types, which do not contain the shape.
 _FLAT: Final[Mapping[int, tuple[int, ...]]] = {
     1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),
     256: (16, 16), 512: (16, 32), 1024: (32, 32),
@@ -85,25 +84,26 @@ _CUBE: Final[Mapping[int, tuple[int, ...]]] = {
 def generation(name: str) -> Generation:
     """The generation called ``name``: ``v5e``, ``v5litepod``, or a device kind (``TPU v5 lite``).
 
-    Raises ValueError listing the names there are.
+    Raises ValueError for another name, which lists the generations.
     """
-    wanted = name.strip().lower().removeprefix("tpu").strip()
-    entry = GENERATIONS.get(ALIASES.get(wanted, wanted)) or GENERATIONS.get(
+    short = name.strip().lower().removeprefix("tpu").strip()
+    entry = GENERATIONS.get(ALIASES.get(short, short)) or GENERATIONS.get(
         ALIASES.get(name.strip().lower(), "")
     )
     if entry is None:
-        raise ValueError(f"{name!r} is no TPU generation; known are {', '.join(GENERATIONS)}")
+        known = ", ".join(GENERATIONS)
+        raise ValueError(f"{name!r} is not a TPU generation; the generations are {known}")
     return entry
 
 
 def parse_accelerator_type(text: str) -> tuple[Generation, tuple[int, ...]]:
-    """Generation and shape of a slice by its accelerator type, as Cloud TPU spells it (``v5litepod-16``).
+    """The generation and the shape of the slice with the accelerator type ``text``, such as ``v5litepod-16``.
 
-    Raises ValueError when it is none, or when its size has no usual shape.
+    Raises ValueError for other text, or for a size that Cloud TPU does not offer.
     """
     name, _, count = text.strip().rpartition("-")
     if not name or not count.isdecimal():
-        raise ValueError(f"{text!r} is no accelerator type such as v5litepod-16 or v4-8")
+        raise ValueError(f"{text!r} is not an accelerator type such as v5litepod-16 or v4-8")
     chip = generation(name)
     chips = int(count) // chip.cores if chip.counts_cores else int(count)
     shapes = _FLAT if chip.dimensions == 2 else _CUBE

@@ -1,6 +1,6 @@
-"""Finding libtpu and loading it, with the settings it reads from the environment.
+"""Finds and loads libtpu, with the settings that it reads from the environment.
 
-The environment is changed only while libtpu initializes, and is then what it was.
+The environment is changed only while libtpu initializes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from xla_core.pjrt import runtime_library
 logger = logging.getLogger(__name__)
 
 LIBRARY: Final = "tpu"
-"""The name under which jaxlib keeps the library; jax's own."""
+"""The name under which jaxlib registers the library; jax uses the same."""
 
-# torch_xla 2.9 adds these to LIBTPU_INIT_ARGS where the user does not set them.
+# torch_xla 2.9 adds these flags to LIBTPU_INIT_ARGS unless the user sets them.
 DEFAULT_FLAGS: Final[Mapping[str, str]] = {
     "xla_tpu_use_enhanced_launch_barrier": "false",
     "xla_latency_hiding_scheduler_rerun": "1",
@@ -31,9 +31,9 @@ DEFAULT_FLAGS: Final[Mapping[str, str]] = {
     "xla_tpu_enable_flash_attention": "false",
 }
 
-# Without a TPU no metadata describes the host, and libtpu would ask the network for minutes.
+# Without a TPU no metadata describes the host, and libtpu would query the network for minutes.
 _WITHOUT_CHIPS: Final[Mapping[str, str]] = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file protects chips, of which there are none
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
@@ -49,9 +49,10 @@ _lock = threading.Lock()
 
 
 def find_library(options: Mapping[str, str]) -> Path | None:
-    """libtpu.so: ``TPU_LIBRARY_PATH``, else the one of the package ``libtpu``; None without either.
+    """The path of libtpu.so: ``TPU_LIBRARY_PATH``, or that of the package ``libtpu``.
 
-    The package is not imported, which would set environment variables.
+    None if there is no such file.
+    Does not import the package, which would set environment variables.
     """
     named = settings.LIBRARY_PATH.text(options)
     if named:
@@ -73,22 +74,22 @@ def package_version() -> str | None:
 
 
 def init_args(options: Mapping[str, str]) -> str:
-    """``LIBTPU_INIT_ARGS`` with the defaults for flags that it does not name."""
-    given = settings.LIBTPU_INIT_ARGS.text(options)
-    added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in given]
-    return " ".join([given.strip(), *added]).strip()
+    """``LIBTPU_INIT_ARGS``, with the default flags that it does not set."""
+    of_user = settings.LIBTPU_INIT_ARGS.text(options)
+    added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in of_user]
+    return " ".join([of_user.strip(), *added]).strip()
 
 
 def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> str:
-    """Load and initialize libtpu once; returns the flags in force.
+    """Load and initialize libtpu in the first call; returns the flags in force.
 
-    ``chips`` False: only to compile, so that nothing is asked of the host or the network.
-    Raises RuntimeError when the library is not there or does not fit jaxlib.
+    Without ``chips``, libtpu only compiles, and queries neither the host nor the network. ``megacore`` (default:
+    False) passes on ``TPU_MEGACORE``. Raises RuntimeError if there is no library, or if it does not fit jaxlib.
     """
     path = find_library(options)
     if path is None:
         named = settings.LIBRARY_PATH.text(options)
-        variable = f"{named}, where no file is" if named else "not set"
+        variable = f"{named}, which is not a file" if named else "not set"
         installed = package_version()
         package = f"{installed} lacks libtpu.so" if installed else "is not installed"
         raise RuntimeError(MSG_NO_LIBRARY.format(variable=variable, package=package))
@@ -117,11 +118,14 @@ _flags_in_force: dict[str, str] = {}
 
 
 def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
-    """The flags of a libtpu that jax has loaded in this process before."""
+    """The flags of the libtpu that jax has already loaded in this process.
+
+    Warns that ``wanted`` are not in force.
+    """
     loaded = settings.LIBTPU_INIT_ARGS.text(options)
     logger.warning(
-        "libtpu was loaded by jax before the xla device was used: its flags are %r, not %r. "
-        "Make the first xla tensor before jax is used to have the latter",
+        "jax loaded libtpu before the xla device was used: its flags are %r, not %r. "
+        "Create the first xla tensor before you use jax to get the latter",
         loaded,
         wanted,
     )
@@ -130,13 +134,13 @@ def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with ``variables``, which C++ libraries read, for a while."""
-    former = {name: os.environ.get(name) for name in variables}
+    """A block in which ``variables`` are set in the process's environment, where C++ libraries read them."""
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in former.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

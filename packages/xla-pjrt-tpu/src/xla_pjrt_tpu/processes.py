@@ -1,4 +1,4 @@
-"""The processes of a slice: how many, which chips each has, where they meet (``torch_xla._internal.tpu``)."""
+"""The processes of a slice: their number, chips and addresses (``torch_xla._internal.tpu``)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from xla_pjrt_tpu import chips, environment, settings
 from xla_pjrt_tpu.hardware import GENERATIONS, generation, parse_accelerator_type
 
 BASE_PORT: Final = 8476
-"""The port of a host's first process; the others follow. libtpu's own default."""
+"""The port of a host's first process; the others have the following ports. libtpu has the same default."""
 
 MSG_BAD_BOUNDS: Final = "{name} is {text!r}; write three numbers such as 2,2,1"
 
 
 def num_available_chips() -> int:
-    """TPU chips of this host on its PCI bus; 0 where there is none. Asks no network."""
+    """The number of TPU chips on this host's PCI bus. Does not use the network."""
     return chips.find_chips().count
 
 
 def version() -> int:
-    """The generation's number: 2, 3, 4, 5 (v5e and v5p), 6 or 7.
+    """The number of the TPU generation: 2, 3, 4, 5 (v5e and v5p), 6 or 7.
 
-    Raises RuntimeError when this host has no TPU and its environment names none.
+    Raises RuntimeError if this host has no TPU and its environment names none.
     """
     name = chips.version_name(os.environ, chips.find_chips())
     if name is None:
@@ -34,13 +34,13 @@ def version() -> int:
 
 
 def num_logical_cores_per_chip() -> int:
-    """Devices that a chip is shown as: 2 for v2, v3 and v7x, else 1."""
+    """The number of devices per chip: 2 for v2, v3 and v7x, 1 for others and without a TPU."""
     name = chips.version_name(os.environ, chips.find_chips())
     return GENERATIONS[name].devices if name is not None else 1
 
 
 def num_available_devices() -> int:
-    """TPU devices of this host, or ``TPU_NUM_DEVICES``; 0 where there is no TPU. Asks no network."""
+    """The number of TPU devices of this host, or ``TPU_NUM_DEVICES`` if it is set. Does not use the network."""
     named = settings.NUM_DEVICES.text()
     if named:
         return int(named)
@@ -49,13 +49,13 @@ def num_available_devices() -> int:
 
 
 def num_local_processes() -> int:
-    """Processes that share this host's chips: one per visible chip."""
+    """The number of processes that share this host's chips: one per visible chip."""
     visible = settings.VISIBLE_CHIPS.text()
     return len(visible.split(",")) if visible else num_available_chips()
 
 
 def task_id() -> int | None:
-    """This process's number in the slice (``CLOUD_TPU_TASK_ID``), None where it is not set."""
+    """The number of this process in the slice (``CLOUD_TPU_TASK_ID``); None if it is not set."""
     text = flags.CLOUD_TPU_TASK_ID.text()
     return int(text) if text else None
 
@@ -71,7 +71,7 @@ def get_worker_ips() -> list[str]:
 
 
 def get_tpu_env() -> dict[str, str]:
-    """The slice's description, as ``tpu-env`` has it. Raises RuntimeError when it is unknown."""
+    """The description of the slice, under the names of ``tpu-env``. Raises RuntimeError if it is unknown."""
     return environment.get_tpu_env()
 
 
@@ -81,22 +81,23 @@ def get_tpu_type() -> str:
 
 
 def process_bounds_size(default: int = 1) -> int:
-    """Processes in the slice, as ``TPU_PROCESS_BOUNDS`` says; ``default`` without it."""
+    """The number of processes in the slice by ``TPU_PROCESS_BOUNDS``; ``default`` (1) if that is not set."""
     text = settings.PROCESS_BOUNDS.text()
     return math.prod(bounds("TPU_PROCESS_BOUNDS", text)) if text else default
 
 
 def num_expected_global_devices() -> int:
-    """Devices of the whole slice, from its bounds. Raises RuntimeError when they are unknown."""
+    """The number of devices of the whole slice. Raises RuntimeError if the slice is unknown."""
     env = environment.get_tpu_env()
     hosts, host_chips = slice_bounds(env)
     return math.prod(hosts) * math.prod(host_chips) * num_logical_cores_per_chip()
 
 
 def slice_bounds(env: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Hosts of the slice along each axis, and chips of a host; from bounds, else the accelerator type.
+    """The numbers of hosts along each axis of the slice, and of chips along each axis of a host.
 
-    Raises ValueError for malformed bounds or an unknown type.
+    From the bounds in ``env``, or else from the accelerator type. Raises ValueError for malformed bounds or an
+    unknown type.
     """
     hosts, host_chips = env.get(environment.PROCESS_BOUNDS), env.get(environment.CHIPS_PER_PROCESS)
     if hosts and host_chips:
@@ -111,18 +112,18 @@ def slice_bounds(env: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def configure_one_chip_topology() -> None:
-    """Let this process use the host's first chip alone, unless its environment says otherwise."""
+    """Set the environment so that this process uses only the host's first chip; variables that are set stay."""
     os.environ.setdefault("TPU_CHIPS_PER_PROCESS_BOUNDS", "1,1,1")
     os.environ.setdefault("TPU_PROCESS_BOUNDS", "1,1,1")
     os.environ.setdefault("TPU_VISIBLE_CHIPS", "0")
 
 
 def configure_topology(local_rank: int, local_world_size: int, base_port: int = BASE_PORT) -> None:
-    """Set the environment of process ``local_rank`` of ``local_world_size`` on this host.
+    """Set the environment of process ``local_rank`` of the ``local_world_size`` processes of this host.
 
-    One process has one chip, or, if it is alone on the host, the slice as the host sees it. What the
-    environment says already is kept. Call it before the client starts. Raises RuntimeError when the
-    slice is unknown, ValueError when the number of processes is not the number of chips.
+    Each process gets one chip; a single process keeps the slice as the host sees it. Variables that are already set
+    stay. ``base_port`` (default: 8476) is the port of the host's first process. Call this before the client
+    starts. Raises RuntimeError if the slice is unknown, ValueError if there is not one process per chip.
     """
     for name, value in topology_variables(local_rank, local_world_size, base_port).items():
         os.environ.setdefault(name, value)
@@ -131,7 +132,7 @@ def configure_topology(local_rank: int, local_world_size: int, base_port: int = 
 def topology_variables(
     local_rank: int, local_world_size: int, base_port: int = BASE_PORT
 ) -> dict[str, str]:
-    """What ``configure_topology`` sets."""
+    """The variables that ``configure_topology`` sets."""
     if local_world_size == 1:
         return {}
     hosts, host_chips = slice_bounds(environment.get_tpu_env())
@@ -158,14 +159,14 @@ def topology_variables(
 
 
 def worker_addresses(hosts: int) -> list[str]:
-    """The addresses of ``hosts`` hosts: ``localhost`` for one alone, else as the slice says."""
+    """The addresses of the slice's hosts; ``localhost`` if it has one."""
     return ["localhost"] if hosts == 1 else environment.worker_ips()
 
 
 def discover_master_worker_ip(use_localhost: bool = True) -> str:
-    """The address of the slice's first host; ``localhost`` for a slice of one host, if wanted.
+    """The address of the slice's first host; with ``use_localhost`` (default), ``localhost`` for a single host.
 
-    Raises RuntimeError when it is unknown.
+    Raises RuntimeError if the slice is unknown.
     """
     hosts, _ = slice_bounds(environment.get_tpu_env())
     if use_localhost and math.prod(hosts) == 1:

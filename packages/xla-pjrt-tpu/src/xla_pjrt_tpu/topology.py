@@ -11,7 +11,7 @@ import xla_pjrt_tpu.settings as settings
 from xla_pjrt_tpu.hardware import Generation, generation, parse_accelerator_type
 
 MSG_BAD_TOPOLOGY: Final = (
-    "XLA_AOT_TOPOLOGY={text!r} is no TPU topology: {reason}. Write a generation and the shape of its "
+    "XLA_AOT_TOPOLOGY={text!r} is not a TPU topology: {reason}. Write a generation and the shape of its "
     "chips (v5e:4x4, v4:2x2x1, v5p:2x2x2), an accelerator type (v5litepod-16), and *N for N slices"
 )
 _FORM: Final = re.compile(r"(?P<name>[\w ]+):(?P<shape>\d+(x\d+){1,2})")
@@ -19,7 +19,10 @@ _FORM: Final = re.compile(r"(?P<name>[\w ]+):(?P<shape>\d+(x\d+){1,2})")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TpuTopology:
-    """Chips to compile for: their generation, the shape of a slice, and how many slices."""
+    """TPU chips to compile for: their generation, the shape of a slice, and the number of slices (default: 1).
+
+    ``chip_config`` is libtpu's name for the way in which v4 chips are used: as one device, or as two.
+    """
 
     generation: Generation
     shape: tuple[int, ...]
@@ -28,22 +31,22 @@ class TpuTopology:
 
     @property
     def name(self) -> str:
-        """The usual name of one slice, such as ``v5e:4x4``."""
+        """The name of one slice, such as ``v5e:4x4``."""
         return f"{self.generation.name}:{'x'.join(map(str, self.shape))}"
 
     @property
     def library_name(self) -> str:
-        """The name that libtpu knows one slice by."""
+        """The name of one slice in libtpu."""
         return f"{self.generation.library_name}:{'x'.join(map(str, self.shape))}"
 
     @property
     def memory_bytes(self) -> int:
-        """HBM of one device: half a v4 chip's where its two cores are devices of their own."""
+        """The HBM of one device in bytes: half a v4 chip's if its two cores are separate devices."""
         split = self.chip_config == "default" and self.generation.devices < self.generation.cores
         return self.generation.memory_bytes // (self.generation.cores if split else 1)
 
     def library_options(self) -> dict[str, str | int | list[int]]:
-        """Options for libtpu besides the name."""
+        """Options for libtpu in addition to the name."""
         shape = (*self.shape, 1, 1)[:3]
         host = self.generation.chips_per_host
         options: dict[str, str | int | list[int]] = {
@@ -59,12 +62,12 @@ class TpuTopology:
 def parse_topology(text: str, options: Mapping[str, str]) -> TpuTopology:
     """The topology that ``text`` names; ``TPU_MEGACORE`` in ``options`` chooses how v4 chips are used.
 
-    Raises ValueError that shows the accepted forms.
+    Raises ValueError, which shows the accepted forms.
     """
     name, _, count = text.partition("*")
     try:
         if count and not (count.strip().isdecimal() and int(count) > 0):
-            raise ValueError(f"{count!r} is no number of slices")
+            raise ValueError(f"{count!r} is not a number of slices")
         chip, shape = _parse_slice(name.strip())
     except ValueError as error:
         raise ValueError(MSG_BAD_TOPOLOGY.format(text=text, reason=error)) from None

@@ -1,4 +1,4 @@
-"""The names of ``torch_xla._internal.tpu``: the processes of a slice, its shape, the plugin of torch_xla's kind."""
+"""The names of ``torch_xla._internal.tpu``: the processes and the shape of a slice, and ``TpuPlugin``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from xla_pjrt_tpu.processes import version as version
 from xla_pjrt_tpu.processes import worker_id as worker_id
 
 MSG_NO_LIBRARY: Final = (
-    "no libtpu: install the package libtpu, or name the library's path with {variable}"
+    "there is no libtpu: install the package libtpu, or set {variable} to the library's path"
 )
 
 
 class MeshShape(NamedTuple):
-    """Chips or hosts along three axes."""
+    """Numbers of chips or hosts along three axes."""
 
     x: int
     y: int
@@ -38,17 +38,17 @@ class MeshShape(NamedTuple):
 
     @classmethod
     def from_string(cls, mesh: str) -> MeshShape:
-        """The shape that text such as ``2,2,1`` says. Raises ValueError for other text."""
+        """The shape for text such as ``2,2,1``. Raises ValueError for other text."""
         x, y, z = processes.bounds("MeshShape", mesh)
         return cls(x, y, z)
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of chips or hosts."""
         return math.prod(self)
 
     def to_string(self) -> str:
-        """``2,2,1``."""
+        """The shape as text, such as ``2,2,1``."""
         return ",".join(map(str, self))
 
     def __mul__(self, other: MeshShape) -> MeshShape:  # type: ignore[override]
@@ -56,23 +56,23 @@ class MeshShape(NamedTuple):
 
 
 def build_tpu_env_from_vars() -> dict[str, str]:
-    """What the environment variables say of the slice, under the names of ``tpu-env``."""
+    """The description of the slice in the environment variables, under the names of ``tpu-env``."""
     return environment.from_variables()
 
 
 def num_tpu_workers() -> int:
-    """Hosts of the slice. Raises RuntimeError when the slice is unknown."""
+    """The number of hosts of the slice. Raises RuntimeError if the slice is unknown."""
     hosts, _ = processes.slice_bounds(environment.get_tpu_env())
     return math.prod(hosts)
 
 
 class TpuPlugin(DevicePlugin):
-    """TPUs as a plugin of torch_xla's kind; ``PJRT_DEVICE=TPU`` finds them without it."""
+    """TPUs as a ``DevicePlugin`` of torch_xla; ``PJRT_DEVICE=TPU`` works without it."""
 
     platform = "tpu"
 
     def library_path(self) -> str:
-        """The path of libtpu. Raises RuntimeError where there is none."""
+        """The path of libtpu. Raises RuntimeError if there is none."""
         path = libtpu.find_library(os.environ)
         if path is None:
             raise RuntimeError(MSG_NO_LIBRARY.format(variable="TPU_LIBRARY_PATH"))
@@ -83,17 +83,17 @@ class TpuPlugin(DevicePlugin):
         return processes.worker_id()
 
     def physical_chip_count(self) -> int:
-        """TPU chips of this host."""
+        """The number of TPU chips of this host."""
         return processes.num_available_chips()
 
     def configure_single_process(self) -> None:
-        """One process has the slice as the host sees it."""
+        """Set the environment of a single process, which has the slice as the host sees it."""
         processes.configure_topology(0, 1)
 
     def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-        """Each process has one chip."""
+        """Set the environment of process ``local_rank`` of ``local_world_size``, which has one chip."""
         processes.configure_topology(local_rank, local_world_size)
 
     def requires_xla_coordinator(self) -> bool:
-        """True: processes of a slice meet through it."""
+        """True: the processes of a slice find each other through the coordinator."""
         return True

@@ -1,7 +1,7 @@
-"""AWS Neuron devices: which cores a process has, and how its runtime finds the others.
+"""AWS Neuron devices: sets the cores of a process, and the address at which its runtime finds the other processes.
 
-The variables are those of the Neuron runtime and of its PJRT plugin. What the environment says already
-is kept, except the visible cores, of which each process of a host gets its own.
+The variables are those of the Neuron runtime and of its PJRT plugin. Variables that are already set stay, except
+the visible cores: each process of a host gets its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROOT_PORT: Final = 62182
 
 MSG_RANGE: Final = "{name}={text!r}: write core numbers and ranges of them, such as 0-3,8"
 MSG_CORES: Final = (
-    "process {rank} of {count} on this host finds {cores} visible cores ({name}={text!r}); show as many "
-    "as there are processes, or none to let every process choose"
+    "process {rank} of {count} on this host finds {cores} visible cores ({name}={text!r}); list one core for "
+    "each process, or leave the variable out to let each process choose"
 )
 MSG_NO_LIBRARY: Final = (
     "device NEURON needs the package libneuronxla (from AWS's index), or {name} with "
@@ -44,15 +44,15 @@ def convert_range(range_spec: str) -> list[int]:
 
 
 def get_visible_cores_list() -> list[int] | None:
-    """The cores that the environment shows to this process, None where it does not say."""
+    """The numbers of the cores that are visible to this process; None if the environment does not limit them."""
     text = flags.NEURON_RT_VISIBLE_CORES.text()
     return convert_range(text) if text else None
 
 
 def remap_visible_cores(local_rank: int, local_world_size: int) -> None:
-    """Leave this process its own one of the host's visible cores.
+    """Make only core number ``local_rank`` of the host's visible cores visible to this process.
 
-    A process that is alone keeps them all. Raises ValueError when there are not as many as processes.
+    A single process keeps all. Raises ValueError if there is not one core for each process.
     """
     cores = get_visible_cores_list()
     if cores is None or local_world_size == 1:
@@ -71,13 +71,13 @@ def remap_visible_cores(local_rank: int, local_world_size: int) -> None:
 
 
 def num_local_processes() -> int:
-    """Processes of this host: one per visible core, or as ``NEURONCORE_NUM_DEVICES`` says; else 1."""
+    """The number of this host's processes: one per visible core, or ``NEURONCORE_NUM_DEVICES`` (default: 1)."""
     cores = get_visible_cores_list()
     return len(cores) if cores else int(flags.NEURONCORE_NUM_DEVICES.text() or 1)
 
 
 def get_master_worker_ip() -> str:
-    """The host where the processes meet: of the root's address, else ``MASTER_ADDR``, else localhost."""
+    """The host at which the processes meet: ``NEURON_RT_ROOT_COMM_ID``'s, ``MASTER_ADDR``, or localhost."""
     root = flags.NEURON_RT_ROOT_COMM_ID.text()
     if root:
         return root.rpartition(":")[0].strip("[]")
@@ -85,21 +85,21 @@ def get_master_worker_ip() -> str:
 
 
 def set_rt_root_comm_id() -> None:
-    """Tell the runtime where its processes meet, unless it knows."""
+    """Set the address at which the runtime's processes meet, unless it is set."""
     host = get_master_worker_ip()
-    shown = f"[{host}]" if ":" in host else host
-    os.environ.setdefault(ROOT_COMM_ID, f"{shown}:{ROOT_PORT}")
+    in_address = f"[{host}]" if ":" in host else host
+    os.environ.setdefault(ROOT_COMM_ID, f"{in_address}:{ROOT_PORT}")
 
 
 def set_envvar_defaults() -> None:
-    """Give the runtime the settings of a process that is alone, unless it has others."""
+    """Set the runtime's variables for a single process, unless they are set."""
     os.environ.setdefault("NEURON_USE_LOAD_COLLECTIVES", "1")
     os.environ.setdefault("NEURON_GLOBAL_DEVICE_ID", "0")
     os.environ.setdefault("NEURON_GLOBAL_DEVICE_COUNT", "1")
 
 
 def configure_pjrt_environment() -> None:
-    """Describe the job that ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` name to the PJRT plugin."""
+    """Set the PJRT plugin's variables for the job of ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``."""
     rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     os.environ.setdefault(PROCESS_INDEX, rank)
     os.environ.setdefault(PROCESSES_NUM_DEVICES, ",".join(["1"] * world))
@@ -107,7 +107,7 @@ def configure_pjrt_environment() -> None:
 
 
 def initialize_env(local_rank: int, local_world_size: int) -> None:
-    """Prepare the environment of process ``local_rank`` of ``local_world_size`` on this host."""
+    """Set the environment of process ``local_rank`` of the ``local_world_size`` processes of this host."""
     remap_visible_cores(local_rank, local_world_size)
     if local_world_size > 1:
         set_rt_root_comm_id()
@@ -115,26 +115,26 @@ def initialize_env(local_rank: int, local_world_size: int) -> None:
 
 
 class NeuronPlugin(DevicePlugin):
-    """Neuron cores, by the PJRT library of the package libneuronxla."""
+    """The plugin of Neuron cores, with the PJRT library of the package libneuronxla."""
 
     def library_path(self) -> str:
-        """``NEURON_LIBRARY_PATH``, else the package's. Raises RuntimeError where neither is there."""
-        named = flags.NEURON_LIBRARY_PATH.text()
-        if named:
-            return named
+        """``NEURON_LIBRARY_PATH``, or the path of the package's library. Raises RuntimeError without either."""
+        path = flags.NEURON_LIBRARY_PATH.text()
+        if path:
+            return path
         if importlib.util.find_spec("libneuronxla") is None:
             raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.NEURON_LIBRARY_PATH.name))
         package: Any = importlib.import_module("libneuronxla.libneuronpjrt_path")
         return str(Path(package.libneuronpjrt_path()))
 
     def configure_single_process(self) -> None:
-        """A process that is alone keeps all visible cores."""
+        """Set the environment of a single process, which keeps all visible cores."""
         initialize_env(0, 1)
 
     def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-        """Each process has one core."""
+        """Set the environment of process ``local_rank`` of ``local_world_size``, which has one core."""
         initialize_env(local_rank, local_world_size)
 
     def physical_chip_count(self) -> int:
-        """Cores of this host that may be used."""
+        """The number of this host's cores that may be used."""
         return num_local_processes()

@@ -1,7 +1,7 @@
-"""torch_xla's own kind of device plugin: a class that names a PJRT library (``torch_xla.plugins``).
+"""Device plugins of torch_xla: classes that name a PJRT library (``torch_xla.plugins``).
 
-A distribution declares it as an entry point of the group ``torch_xla.plugins``, or a script registers it
-with ``register_plugin``; ``PJRT_DEVICE`` then accepts its name in upper case.
+A distribution declares such a class as an entry point of the group ``torch_xla.plugins``, or a script registers an
+instance with ``register_plugin``. ``PJRT_DEVICE`` then accepts its name in upper case.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from xla_core.plugins import discovery
 
 
 class PjRtPlugin:
-    """What the runtime asks of a device's plugin: its library, and what its client is created with."""
+    """A device plugin: its PJRT library, and the options of its client."""
 
     platform: str | None = None
-    """One of jax's platforms (``cpu``, ``cuda``, ...) whose lowering rules suit the device.
+    """The platform of jax (``cpu``, ``cuda``, ...) whose lowering rules suit the device.
 
-    None: jax's rules for devices that it does not know.
+    None (default) selects jax's rules for unknown devices.
     """
 
     def library_path(self) -> str:
-        """Path of the PJRT C API library."""
+        """The path of the library with the PJRT C API. Override it: this one raises NotImplementedError."""
         raise NotImplementedError(f"{type(self).__name__} must define library_path()")
 
     def client_create_options(self) -> dict[str, object]:
-        """What the library's client is created with, by the library's own names."""
+        """The options with which the library creates a client, by the library's names (default: none)."""
         return {}
 
     def requires_xla_coordinator(self) -> bool:
-        """Whether processes of a job meet through the coordinator of XLA's runtime."""
+        """Whether the processes of a job find each other through the coordinator of XLA's runtime."""
         return False
 
 
 class DevicePlugin(PjRtPlugin):
-    """Describes a device by its PJRT library. Subclass it and override what differs."""
+    """A device plugin that also configures processes. Subclass it, and override the methods that differ."""
 
     def host_index(self) -> int:
         """The number of this host in the job."""
         return 0
 
     def physical_chip_count(self) -> int:
-        """Chips of this host: how many processes a launcher starts."""
+        """The number of this host's chips, for each of which a launcher starts a process."""
         return 1
 
     def configure_single_process(self) -> None:
-        """Set the environment of a process that is alone. By default nothing is needed."""
+        """Set the environment of a single process; calls ``configure_multiprocess(0, 1)`` unless overridden."""
         self.configure_multiprocess(0, 1)
 
     def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
-        """Set the environment of process ``local_rank`` of ``local_world_size`` on this host.
+        """Set the environment of process ``local_rank`` of the ``local_world_size`` processes of this host.
 
-        Raises NotImplementedError for several processes: override it where the device allows them.
+        Raises NotImplementedError for several processes; override it if the device allows them.
         """
         if local_world_size > 1:
             raise NotImplementedError(
@@ -65,7 +65,7 @@ _plugins: dict[str, PjRtPlugin] = {}
 
 
 def register_plugin(name: str, plugin: PjRtPlugin) -> None:
-    """Let ``PJRT_DEVICE=name`` (upper-case) be ``plugin``'s device; it comes before installed ones."""
+    """Register ``plugin`` for ``PJRT_DEVICE=NAME``, ``name`` in upper case; it overrides an installed plugin."""
     _plugins[name.upper()] = plugin
     discovery.register_factory(
         name, factory(name, plugin), f"the registered {type(plugin).__name__}"
@@ -78,7 +78,7 @@ _register_pjrt_plugin = register_plugin
 def register_installed_plugins() -> None:
     """Register the plugins that distributions declare under ``torch_xla.plugins``.
 
-    ``PJRT_DEVICE`` finds them without this, too. Raises PluginError when one cannot be loaded.
+    ``PJRT_DEVICE`` finds them even without this call. Raises PluginError if one cannot be loaded.
     """
     for name in discovery.torch_xla_plugins():
         if name.upper() not in _plugins:
@@ -86,7 +86,7 @@ def register_installed_plugins() -> None:
 
 
 def default() -> Any:
-    """The plugin of the device in use. Raises RuntimeError when that is not torch_xla's kind."""
+    """The plugin of the device in use. Raises RuntimeError if that device has no ``DevicePlugin``."""
     device = discovery.chosen_device()
     if device not in _plugins and device.lower() in discovery.torch_xla_plugins():
         register_plugin(device, discovery.load_torch_xla_plugin(device))
@@ -94,19 +94,21 @@ def default() -> Any:
         known = ", ".join(sorted(_plugins)) or "none"
         raise RuntimeError(
             f"{device} is not described by a DevicePlugin (registered: {known}); "
-            "xla_core.plugins.discovery.load_factory() gives its plugin"
+            "xla_core.plugins.discovery.load_factory() returns its plugin"
         )
     return _plugins[device]
 
 
 def factory(name: str, plugin: PjRtPlugin) -> Any:
-    """The client factory of ``plugin``: loads its library when the device is first used."""
-    library = importlib.import_module("xla_core.pjrt.library")  # jax, which the rest here spares
+    """The client factory of ``plugin``, which loads its library when the device is first used."""
+    library = importlib.import_module(
+        "xla_core.pjrt.library"
+    )  # imports jax, which this module avoids
     return library.LibraryPlugin(
         name,
         path=lambda _options: library.Path(plugin.library_path()),
         platform=plugin.platform or name.lower(),
         plugin=f"torch_xla plugin {name.lower()}",
         create_options=lambda _options: plugin.client_create_options(),
-        install_hint=f"{type(plugin).__name__}.library_path() gives that path",
+        install_hint=f"{type(plugin).__name__}.library_path() returns that path",
     )

@@ -21,10 +21,10 @@ class XpuPlugin(DevicePlugin):
     """Intel GPUs; register it with ``register_plugin('XPU', XpuPlugin())``."""
 
     def library_path(self) -> str:
-        """``XPU_LIBRARY_PATH``, else the package's. Raises RuntimeError where neither is there."""
-        named = flags.XPU_LIBRARY_PATH.text()
-        if named:
-            return named
+        """``XPU_LIBRARY_PATH``, or the path of the package's library. Raises RuntimeError without either."""
+        path = flags.XPU_LIBRARY_PATH.text()
+        if path:
+            return path
         package = importlib.util.find_spec(PACKAGE)
         if package is None or not package.origin:
             raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.XPU_LIBRARY_PATH.name))
