@@ -29,7 +29,7 @@ REASONS = {
     "xla_core.compilation.compile_threads": {"_first": CODE},
     "xla_core.compilation.program_table": {"_programs": LISTED},
     "xla_core.compilation.progress_line": {"_under_way": OWNER},
-    "xla_core.computations.body_recorder": {"_aside": DEVICE},
+    "xla_core.computations.body_recorder": {"_body_trees": DEVICE},
     "xla_core.computations.call_jax": {"_traced": LISTED},
     "xla_core.computations.scan": {"_pure": OWNER},
     "xla_core.computations.scan_layers": {"_ONE_LAYER": OWNER},

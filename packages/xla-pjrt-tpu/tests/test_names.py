@@ -40,7 +40,11 @@ def test_accelerator_types(text, name, shape):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("v5e", "not an accelerator type"), ("v5e-x", "not an accelerator type"), ("v5e-7", "sizes: 1, 4, 8")],
+    [
+        ("v5e", "not an accelerator type"),
+        ("v5e-x", "not an accelerator type"),
+        ("v5e-7", "sizes: 1, 4, 8"),
+    ],
 )
 def test_wrong_accelerator_types(text, words):
     with pytest.raises(ValueError, match=words):

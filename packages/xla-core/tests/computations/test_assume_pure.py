@@ -126,7 +126,7 @@ def test_pure_functions_nest():
     [
         (lambda x: assume_pure(lambda a: a.add_(1))(x), RuntimeError, "writes in place"),
         (lambda x: assume_pure(lambda a: a * a.sum().item())(x), RuntimeError, "read a value"),
-        (lambda x: assume_pure(torch.sin)(x.cpu()), TypeError, "sin was given a tensor on cpu"),
+        (lambda x: assume_pure(torch.sin)(x.cpu()), TypeError, "sin got a tensor on cpu"),
         (lambda x: assume_pure(lambda a, b: a)(x, {1, 2}), TypeError, "a set, which is not"),
         (lambda x: PureModule(nn.BatchNorm1d(2).to("xla"))(x), RuntimeError, "BatchNorm1d.forward"),
         (lambda x: assume_pure_torch(torch.sin), RuntimeError, "is for inference"),
@@ -183,3 +183,20 @@ def test_without_a_wanted_gradient_jax_is_just_called():
     assert f(torch.tensor([-1.0, 2.0], device="xla")).tolist() == [0.0, 2.0]
     with torch.no_grad():
         assert not f(torch.ones(2, device="xla", requires_grad=True)).requires_grad
+
+
+def test_a_function_with_a_new_number_in_each_step_keeps_its_latest_recordings():
+    recorded = []
+
+    @assume_pure
+    def scaled(x, number):
+        recorded.append(number)
+        return x * number
+
+    x = torch.tensor([1.0, 2.0], device="xla")
+    count = 257  # one more than are kept
+    for number in (*range(count), count - 1, 0):
+        result = scaled(x, number)
+        assert result.shape == (2,)
+    assert recorded == [*range(count), 0]
+    assert scaled(x, 5).tolist() == [5.0, 10.0]

@@ -251,7 +251,7 @@ def test_a_function_of_torch_compile_interrupted_at_any_line():
 
 
 def test_the_recording_of_a_loop_interrupted_at_any_line():
-    """A body is recorded aside from the step, which goes on afterwards."""
+    """A body is recorded while its step waits, which continues afterwards."""
 
     def loop_statements(t, _host):
         t["w"].mul_(0.5)

@@ -1,7 +1,7 @@
-"""``assume_pure``: functions whose operators are recorded once, and called as one operation afterwards.
+"""``assume_pure``: functions whose operators are recorded once, and are then called as one operation.
 
-Recording costs microseconds per operator in every step. A function that computes the same whenever its
-arguments look the same needs it only once, forward and backward.
+Recording takes microseconds per operator in each step. A function that always runs the same operators for arguments
+of the same shapes and dtypes needs to be recorded only once, with its backward pass.
 """
 
 from __future__ import annotations
@@ -25,29 +25,36 @@ from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.operands import NamedOperands, Operands, Tree
 
 MSG_SEED: Final = (
-    "the function was made with add_rng_seed_argument=True: give it rng_seed=, an int; got {got}"
+    "the function was created with add_rng_seed_argument=True: give it rng_seed=, an int; got {got}"
 )
 MSG_HOST: Final = (
-    "{function} was given a tensor on {device}; assume_pure takes tensors on an xla device, and values "
-    "that do not change"
+    "{function} got a tensor on {device}; assume_pure takes tensors on an xla device, and constants"
 )
 MSG_UNHASHABLE: Final = (
-    "{function} was given a {type}, which is not hashable: other arguments distinguish recordings"
+    "{function} got a {type}, which is not hashable: the function is recorded once for each value of an "
+    "argument that is not a tensor"
 )
 MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_grad(), or assume_pure"
+
+# A function that gets a new number in each step is recorded in each step. Each recording holds the tensors that the
+# function captures, so an unlimited table of them would grow for ever.
+MOST_RECORDINGS: Final = 256
 
 
 def assume_pure(
     fn: Callable[..., object], *, add_rng_seed_argument: bool = False
 ) -> Callable[..., Any]:
-    """``fn``, recorded once for each structure, shapes and dtypes of its tensors and each other argument.
+    """A function that records ``fn`` once, and then calls it as one operation.
 
-    ``fn`` must be pure: what it returns depends on its arguments only, and it has no side effects.
-    Gradients flow to its arguments and to tensors that it captures, whose values are read at every call.
-    Random numbers are those of the first call for ever, unless ``add_rng_seed_argument``: then
-    the function takes ``rng_seed``, an int, and equal seeds give equal numbers.
-    Calling it raises RuntimeError if ``fn`` reads a value or writes in place, and TypeError for tensors
-    elsewhere and arguments that cannot be told apart.
+    ``fn`` is recorded again for tensors of other shapes or dtypes, for another structure of the arguments, and for
+    each value of an argument that is not a tensor; the latest 256 recordings are kept. ``fn`` must be pure: its
+    results depend only on its arguments, and it has no side effects. Gradients flow to its arguments and to the
+    tensors that it captures, whose values are read in each call. All calls get the random numbers of the first
+    call, unless ``add_rng_seed_argument`` (default: False): the function then also takes ``rng_seed``, an int, and
+    equal seeds give equal random numbers.
+
+    A call raises RuntimeError if ``fn`` reads a value or writes in place, and TypeError for tensors on other
+    devices and for arguments that are not hashable.
     """
     cache: dict[Hashable, _Traced] = {}
 
@@ -55,23 +62,26 @@ def assume_pure(
     def pure(*args: Tree, **kwargs: Tree) -> Tree:
         seed = None
         if add_rng_seed_argument:
-            given = kwargs.pop("rng_seed", None)
-            if not isinstance(given, int):
-                raise TypeError(MSG_SEED.format(got=repr(given)))
-            seed = random_state.derived_seed(given)
+            rng_seed = kwargs.pop("rng_seed", None)
+            if not isinstance(rng_seed, int):
+                raise TypeError(MSG_SEED.format(got=repr(rng_seed)))
+            seed = random_state.derived_seed(rng_seed)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, XLATensor)]
         key = (_key(fn, leaves), spec, joints.modes())
         traced = cache.get(key)
         if traced is None:
-            traced = cache[key] = _trace(fn, leaves, spec, tensors)
+            traced = _trace(fn, leaves, spec, tensors)
+            if len(cache) >= MOST_RECORDINGS:
+                cache.pop(next(iter(cache)), None)  # the oldest
+            cache[key] = traced
         return traced(tensors, seed)
 
     return pure
 
 
 def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
-    """What decides what is recorded, of all arguments."""
+    """The key of the recording for these arguments. Raises TypeError for an argument that has no key."""
     parts: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, XLATensor):
@@ -96,7 +106,11 @@ def _name(fn: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Traced:
-    """A recorded function. ``leaves`` are its results, with None where a tensor is, at ``places``."""
+    """A recorded function.
+
+    ``leaves`` are its results; those at the indices ``places`` are tensors, and None in ``leaves``. ``spec`` is the
+    structure of the results, ``seed`` the seed of the first call.
+    """
 
     recorded: Recorded
     seed: int
@@ -119,8 +133,8 @@ def _trace(
 ) -> _Traced:
     results: list[Tree] = []
 
-    def flat(given: list[XLATensor]) -> list[torch.Tensor]:
-        remaining = iter(given)
+    def flat(stand_ins: list[XLATensor]) -> list[torch.Tensor]:
+        remaining = iter(stand_ins)
         filled = [next(remaining) if isinstance(a, XLATensor) else a for a in leaves]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         values, structure = pytree.tree_flatten(fn(*args, **kwargs))
@@ -143,7 +157,10 @@ def _trace(
 
 
 class _Programs:
-    """The two passes as computations; what is ``read`` are arguments that the backward pass needs."""
+    """The forward and the backward pass as computations.
+
+    ``read`` are the arguments that the backward pass reads.
+    """
 
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
@@ -190,7 +207,7 @@ class _Programs:
 
 
 class _Once(Passes):
-    """The two passes, for one call."""
+    """The forward and the backward pass of one call."""
 
     def __init__(self, recorded: Recorded, seed: int) -> None:
         self.recorded = recorded
@@ -234,9 +251,9 @@ class _Once(Passes):
 
 
 class PureModule(nn.Module):
-    """``module``, whose forward pass is recorded once as by ``assume_pure``; parameters are arguments.
+    """A module that records the forward pass of ``module`` once, with its parameters as arguments.
 
-    It must not write to its buffers, as batch normalization in training does.
+    ``module`` must not write to its buffers, as batch normalization does in training.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -247,7 +264,7 @@ class PureModule(nn.Module):
         self._pure_forward = assume_pure(function)
 
     def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
-        """``module(*args, **kwargs)``."""
+        """The results of ``module(*args, **kwargs)``."""
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
         return self._pure_forward(parameters, buffers, self._module.training, args, kwargs)
@@ -265,10 +282,10 @@ def _pure_forward(
 
 
 def assume_pure_torch(func: Callable[..., object], use_cache: bool = False) -> Callable[..., Any]:
-    """``func`` as one operation of the step, forward only; with ``use_cache`` recorded just once.
+    """A function that calls ``func`` as one operation of the step, without gradients.
 
-    ``use_cache`` goes by the arguments as ``assume_pure`` does. Raises RuntimeError where gradients are
-    enabled.
+    ``func`` is recorded in each call; with ``use_cache`` (default: False) it is recorded once, as by
+    ``assume_pure``. Raises RuntimeError if gradients are enabled.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(MSG_GRAD)

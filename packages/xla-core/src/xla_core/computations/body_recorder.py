@@ -1,9 +1,9 @@
-"""Records the body of a computation aside from the step: on stand-ins, into a tree of its own.
+"""Records the body of a computation separately from the step: with stand-ins for its arguments, into another tree.
 
-The body's operations go through the device's trace like any others, so that autograd, autocast, views
-and in-place operators work as they do outside. Meanwhile the step waits. What the body uses and was not
-given becomes an input of it: a *captured* value. What was recorded before is found again in the tree:
-recording a body once more costs a look-up per operator, and compiles nothing new.
+The body's operations go through the device's trace like any others, so that autograd, autocast, views and in-place
+operators work as they do outside. The step waits until the body has been recorded. A tensor that the body uses but
+did not get as an argument becomes an input of it: a *captured* value. The tree keeps all bodies, so recording a
+body again takes one look-up per operator, and compiles nothing new.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ MSG_RESULT: Final = "{what} returned {got} where a tensor on {device} is needed"
 
 
 @dataclasses.dataclass(eq=False)
-class _Aside:
-    """The tree of all bodies that one trace recorded."""
+class _BodyTree:
+    """The tree of all bodies that one trace has recorded, and the number of its entries."""
 
     root: Root
     entries: int
 
 
-_aside: weakref.WeakKeyDictionary[Trace, _Aside] = weakref.WeakKeyDictionary()
+_body_trees: weakref.WeakKeyDictionary[Trace, _BodyTree] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """A storage as it was when the body first used it; ``own``: the body may write to it."""
+class _Used:
+    """A storage that the body uses, with its state at the first use; ``own``: the body may write to it."""
 
     storage: Storage
     state: StorageState
@@ -69,21 +69,22 @@ class _Kept:
 
     @property
     def written(self) -> bool:
-        """Whether it was written to since."""
+        """Whether the storage has been written to since."""
         return self.storage.version != self.state.version
 
     def restore(self) -> None:
-        """Give the storage back what it held."""
+        """Restore the storage's state at the first use."""
         self.storage.restore(self.state)
 
 
 class _Turnstile:
-    """A trace's lock while a body is recorded: other threads wait until it is done.
+    """A trace's lock while a body is recorded: other threads wait until the body is complete.
 
-    The thread that records may pass, and autograd's thread with the body's own backward pass. One thread of
-    autograd's runs all backward passes of a device, so another thread's must not wait in it: the body steps
-    aside while that pass records an operator. A body may be recorded inside a backward pass (a checkpointed
-    function that is computed again): what that pass's caller called is the body's own, too.
+    The thread that records passes, and so does autograd's thread in the body's own backward pass. A single autograd
+    thread runs all backward passes of a device, so the backward pass of another thread must not wait in
+    it: the body is suspended while that pass records an operator. A body may also be recorded inside a backward
+    pass (of a checkpointed function, which computes again). The passes that this pass's caller runs belong to the
+    body, too.
     """
 
     def __init__(self, recorder: Recorder, outer: Any) -> None:
@@ -102,28 +103,28 @@ class _Turnstile:
         lock.__enter__()
         foreign = backward and backward_caller() not in self._callers
         held = getattr(self._held, "locks", ())
-        if foreign and not any(aside for _, aside in held):
-            self._recorder.step_aside()
+        if foreign and not any(suspends for _, suspends in held):
+            self._recorder.suspend()
             held = (*held, (lock, True))
         else:
             held = (*held, (lock, False))
         self._held.locks = held
 
     def __exit__(self, *error: object) -> None:
-        *held, (lock, aside) = self._held.locks
+        *held, (lock, suspended) = self._held.locks
         self._held.locks = tuple(held)
-        if aside:
-            self._recorder.come_back()
+        if suspended:
+            self._recorder.resume()
         lock.__exit__(*error)
 
 
 class Recorder:
     """Records one body: ``with trace.lock, contextlib.closing(recorder), recorder:`` around the user's function.
 
-    ``close()`` ends what an exception kept the block from ending.
+    ``close()`` ends the recording if an exception (Ctrl-C) kept the block from doing so.
 
-    ``what`` names the body in errors. After the block ``end`` is the entry that the body ends with,
-    and ``floats`` and ``ints`` the numbers that it lifted.
+    ``what`` names the body in errors. After the block, ``end`` is the body's last entry, and ``floats`` and
+    ``ints`` are the numbers that it lifted.
     """
 
     def __init__(self, trace: Trace, what: str) -> None:
@@ -134,26 +135,35 @@ class Recorder:
         self.end: Entry = trace.root
         self.floats: list[float] = []
         self.ints: list[int] = []
-        self._kept: dict[int, _Kept] = {}
-        # what the trace recorded before the body; ``_body`` while another thread's pass goes in between
+        self._used: dict[int, _Used] = {}
+        # the recording that waits for the body; ``_body`` is the body's own while it is suspended
         self._outside = trace.recording()
         self._body = self._outside
-        self._made: dict[int, Storage] = {}
+        # storages that were created from buffers inside the body, by id
+        self._created: dict[int, Storage] = {}
         self._written: list[Storage] = []
-        self._captured_as: list[tuple[_Kept, StorageState]] = []
+        # while suspended: captured storages with their states inside the body
+        self._suspended: list[tuple[_Used, StorageState]] = []
         self._step: Any = None
-        self._around: Recorder | None = None
+        # the recorder of the body inside which this body is recorded
+        self._outer_recorder: Recorder | None = None
 
     # -- inside the block ----------------------------------------------------------------------
 
     def stand_in(self, meta: TensorMeta, requires_grad: bool = False) -> XLATensor:
-        """A tensor in place of an argument; its value is none that anybody could read."""
+        """A tensor that stands for an argument of the shape and dtype ``meta``.
+
+        It has no value that can be read.
+        """
         tensor = self.trace.from_buffer(PLACEHOLDER, meta)
         self.stand_ins.append(tensor)
         return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
     def value(self, tensor: Any) -> int:
-        """The number of a result's value in the body. Raises TypeError for what is no such tensor."""
+        """The number of a result's value in the body.
+
+        Raises TypeError unless it is a tensor on the body's device.
+        """
         if not isinstance(tensor, XLATensor) or tensor._s.trace is not self.trace:
             got = tensor.device if isinstance(tensor, torch.Tensor) else repr(tensor)
             text = MSG_RESULT.format(what=self.what, got=got, device=self.trace.device)
@@ -161,7 +171,7 @@ class Recorder:
         return self.trace.value_of(tensor)
 
     def sources(self) -> list[int]:
-        """For each of the body's inputs: the number of its stand-in, or -1 - that of a captured one."""
+        """For each input of the body, the index of its stand-in, or -1 minus that of its captured storage."""
         numbers = {id(t._s): i for i, t in enumerate(self.stand_ins)}
         numbers.update({id(s): -1 - i for i, s in enumerate(self.captured)})
         trace = self.trace
@@ -172,20 +182,20 @@ class Recorder:
     def __enter__(self) -> Recorder:
         trace = self.trace
         outside = self._outside = trace.recording()
-        aside = _aside.get(trace)
-        if aside is None or aside.entries > MAX_ENTRIES:
-            aside = _Aside(Root(), 0)
+        tree = _body_trees.get(trace)
+        if tree is None or tree.entries > MAX_ENTRIES:
+            tree = _BodyTree(Root(), 0)
         refused = MSG_READS.format(what=self.what)
         turnstile = _Turnstile(self, trace.lock)
         mode = RecordingMode(
-            root=aside.root,
-            entries=aside.entries,
+            root=tree.root,
+            entries=tree.entries,
             eager_flush=False,
-            aside=self,
+            body_recorder=self,
             lock=turnstile,
             bare=turnstile,
         )
-        step = outside.step.renewed(aside.root)._replace(forbidden=refused, unreadable=refused)
+        step = outside.step.renewed(tree.root)._replace(forbidden=refused, unreadable=refused)
         indivisible.do(trace.installing(Recording(step, mode)))
         return self
 
@@ -195,80 +205,87 @@ class Recorder:
             self._check_writes()
 
     def close(self) -> None:
-        """Let the trace go on with its step, if it does not already."""
+        """Install the step in the trace again, unless that has happened."""
         trace = self.trace
-        if trace.aside is not self:
+        if trace.body_recorder is not self:
             return
         self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
-        self._let_go()
-        _aside[trace] = _Aside(trace.root, trace.entries)
+        self._release_storages()
+        _body_trees[trace] = _BodyTree(trace.root, trace.entries)
         indivisible.do(trace.installing(self._outside))
 
-    def step_aside(self) -> None:
-        """Let another thread's backward pass record in its own step; ``come_back`` ends that."""
+    def suspend(self) -> None:
+        """Install the recording outside of the body, so that another thread's backward pass can record in its step.
+
+        ``resume`` installs the body again.
+        """
         trace = self.trace
         self._body = trace.recording()
-        # what the user sees of them meanwhile is what they held before the body
-        self._captured_as = []
-        for kept in self._kept.values():
-            if not kept.own:
-                self._captured_as.append((kept, kept.storage.state()))
-                kept.restore()
-        # the body's turnstile stays: it keeps others out meanwhile
+        # meanwhile captured storages have the values from before the body
+        self._suspended = []
+        for used in self._used.values():
+            if not used.own:
+                self._suspended.append((used, used.storage.state()))
+                used.restore()
+        # the body's turnstile remains the trace's lock, so that other threads still wait
         indivisible.do(trace.installing(_behind(self._outside, trace.lock, trace.bare)))
-        self._around = trace.aside if isinstance(trace.aside, Recorder) else None
-        if self._around is not None:
-            self._around.step_aside()
+        outer = trace.body_recorder
+        self._outer_recorder = outer if isinstance(outer, Recorder) else None
+        if self._outer_recorder is not None:
+            self._outer_recorder.suspend()
             return
         self._step = trace.turns.active
         trace.turns.take()
 
-    def come_back(self) -> None:
-        """Go on with the body; what was recorded outside of it meanwhile stays there."""
+    def resume(self) -> None:
+        """Continue with the body. Operations that were recorded outside of it meanwhile stay outside."""
         trace = self.trace
-        if self._around is not None:
-            self._around.come_back()
+        if self._outer_recorder is not None:
+            self._outer_recorder.resume()
         else:
             trace.turns.leave_to(self._step)
         mode = self._outside.mode
         self._outside = _behind(trace.recording(), mode.lock, mode.bare)
-        for kept, inside in self._captured_as:
-            s = kept.storage
-            self._kept[id(s)] = _Kept(s, s.state(), False)
-            writes = inside.version - kept.state.version
+        for used, inside in self._suspended:
+            s = used.storage
+            # the other thread may have written to it: that state is now the one before the body
+            self._used[id(s)] = _Used(s, s.state(), False)
+            writes = inside.version - used.state.version
             s.restore(inside._replace(version=s.version + writes))
         indivisible.do(trace.installing(self._body))
 
-    def made(self, s: Storage) -> None:
-        """A stand-in, or a tensor from the host: the body's own."""
-        self._made[id(s)] = s
+    def note_created(self, s: Storage) -> None:
+        """Remember a storage that belongs to the body: that of a stand-in, or of a tensor from the host."""
+        self._created[id(s)] = s
 
-    def captures(self, s: Storage) -> None:
-        """A storage becomes an input: remember what it held, and let a pending one be an input too."""
-        if s.buffer is PLACEHOLDER and id(s) in self._made:
+    def note_input(self, s: Storage) -> None:
+        """Remember the state of a storage that becomes an input of the body; a pending one becomes an input too."""
+        if s.buffer is PLACEHOLDER and id(s) in self._created:
             return
-        # an unwritten tensor may belong to the body or not; if it does not, it is poisoned
+        # an unwritten tensor may have been created inside the body or outside; it counts as the body's, and is
+        # poisoned afterwards
         unwritten = s.buffer is None and s.epoch <= 0
-        own = unwritten or id(s) in self._made
-        self._kept[id(s)] = _Kept(s, s.state(), own)
+        own = unwritten or id(s) in self._created
+        self._used[id(s)] = _Used(s, s.state(), own)
         if s.buffer is None and not unwritten:
             s.relocate(PLACEHOLDER)
         if s.buffer is not None:
             self.captured.append(s)
 
-    def _let_go(self) -> None:
+    def _release_storages(self) -> None:
         """Restore captured storages; poison every storage whose value exists only inside the body."""
         error = NoValueError(MSG_LEAKED.format(what=self.what))
-        self._written = [k.storage for k in self._kept.values() if k.written and not k.own]
+        self._written = [u.storage for u in self._used.values() if u.written and not u.own]
         poisoned = {id(s): s for s in (*self.trace.touched, *(t._s for t in self.stand_ins))}
-        for kept in self._kept.values():
-            s = kept.storage
-            if not (kept.written and kept.own):
-                kept.restore()
+        for used in self._used.values():
+            s = used.storage
+            if not (used.written and used.own):
+                used.restore()
                 poisoned.pop(id(s), None)
-            elif kept.state.buffer is not None and s in self.captured:
+            elif used.state.buffer is not None and s in self.captured:
+                # the body wrote to its own tensor: each run must start from the value before the write
                 constant = Storage(self.trace, s.meta, -1, -1)
-                constant.bind(kept.state.buffer)
+                constant.bind(used.state.buffer)
                 self.captured[self.captured.index(s)] = constant
         for s in poisoned.values():
             poison(s, error)
@@ -285,21 +302,21 @@ class Recorder:
 
 
 def _behind(recording: Recording, lock: object, bare: object) -> Recording:
-    """``recording`` behind other locks."""
+    """``recording`` with other locks."""
     return recording._replace(mode=recording.mode._replace(lock=lock, bare=bare))
 
 
 class Body:
-    """What a recorder recorded, for lowering: the entries, and what their inputs stand for.
+    """A recorded body, for lowering: its entries, up to ``end``, and the sources of its inputs.
 
-    ``inputs`` maps the value number of each input to its source, see ``Recorder.sources``. ``metas``
-    gives shape and dtype of every value.
+    ``inputs`` maps the value number of each input to its source; see ``Recorder.sources``. ``metas`` has the shape
+    and the dtype of each value, None for a value that is not a tensor.
     """
 
     def __init__(self, end: Entry, sources: Sequence[int]) -> None:
         self.entries = end.path()
-        given = (entry.first for entry in inputs_of(self.entries))
-        self.inputs: dict[int, int] = dict(zip(given, sources, strict=True))
+        numbers = (entry.first for entry in inputs_of(self.entries))
+        self.inputs: dict[int, int] = dict(zip(numbers, sources, strict=True))
         self.metas = {e.first + i: m for e in self.entries for i, m in enumerate(e.metas)}
         self._seeds = {
             operation.kwargs[SEED].position: operation.depth - 1
@@ -308,21 +325,24 @@ class Body:
         }
 
     def meta(self, vid: int) -> TensorMeta:
-        """Shape and dtype of a value that is a tensor."""
+        """The shape and the dtype of value ``vid``, which must be a tensor."""
         meta = self.metas[vid]
         assert meta is not None
         return meta
 
     def text(self, outputs: Iterable[int]) -> bytes:
-        """The body in full, equal for equal bodies in every process."""
+        """A description of the whole body with the results ``outputs``.
+
+        Equal bodies have the same in all processes.
+        """
         return build_program.key_text(self.entries, list(outputs), ()) + repr(self.inputs).encode()
 
     def numbers(self, ints: Sequence[int]) -> list[int]:
-        """The lifted ints without seeds, which each run of the body gets from the computation's own."""
+        """The lifted ints, with 0 for seeds, which each run of the body derives from the computation's seed."""
         return [0 if i in self._seeds else n for i, n in enumerate(ints)]
 
     def is_random(self, entries: Iterable[Entry]) -> bool:
-        """Whether these entries need a seed."""
+        """Whether some of these entries draw random numbers."""
         return any(SEED in operation.kwargs for operation in operations_of(entries))
 
     def run(
@@ -333,7 +353,10 @@ class Body:
         ints: Sequence[jax.Array],
         key: jax.Array,
     ) -> Scope:
-        """All values of ``entries`` under jax, from those ``given`` by number."""
+        """Compute all values of ``entries`` under jax, from the values ``given`` by their numbers.
+
+        ``floats`` and ``ints`` are the lifted numbers, and ``key`` is a PRNG key, or None if no entry is random.
+        """
         numbers = list(ints)
         if key is not None:
             for position, number in self._seeds.items():
@@ -347,7 +370,7 @@ class Body:
 
 
 def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Operation]:
-    """The operations without which ``wanted`` cannot be computed, in order; inputs are left out."""
+    """The operations on which the values ``wanted`` depend, in order, without inputs."""
     missing = set(wanted)
     operations: list[Operation] = []
     for entry in reversed(operations_of(entries)):

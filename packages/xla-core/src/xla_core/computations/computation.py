@@ -1,7 +1,7 @@
-"""``Computation``: a function of arrays that a step holds as a single operation.
+"""``Computation``: a function of arrays that is a single operation in a step.
 
-The operator ``xla::computation`` takes tensors, lifted numbers and, if it is random, a seed. What it
-computes is in its plan: one plan per different computation, so that equal ones give equal steps.
+The operator ``xla::computation`` takes tensors, lifted numbers and, if it is random, a seed. Its plan contains the
+function. Equal computations share a plan, so that steps with equal computations are equal.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ _DIGITS: Final = 12
 
 
 Evaluate: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Sequence[Any]]
-"""What a computation is: from jax arrays of its tensors, lifted floats and ints, and a jax PRNG key for
-this run (None unless it is random) to jax arrays of its results."""
+"""The function of a computation.
+
+It takes jax arrays of its tensors, lifted floats, lifted ints, and a jax PRNG key for
+this run (None unless it is random), and returns jax arrays of its results."""
 
 
 class Computation:
-    """A function of arrays with known results, as one operation of a step.
+    """A function of arrays whose results have known shapes and dtypes, as one operation of a step.
 
-    ``outputs`` are its results' metas. ``text`` has to tell it from every other computation, in the
-    same way in every process: it goes into the key of the persistent cache.
+    ``name`` is part of the operation's name. ``outputs`` are the shapes and dtypes of the results. ``text`` must
+    differ from that of all other computations, and be the same in all processes: it is part of the persistent
+    cache's key. ``random`` (default: False): ``evaluate`` draws random numbers.
     """
 
     def __init__(
@@ -65,9 +68,10 @@ class Computation:
         ints: Sequence[int] = (),
         seed: int | None = None,
     ) -> list[torch.Tensor]:
-        """Tensors of the results, without history; ``seed`` None draws one from the device's generator.
+        """Record the operation; returns the results, which have no autograd history.
 
-        Raises TypeError for an operand that is not on an ``xla`` device.
+        ``floats`` and ``ints`` are the lifted numbers. ``seed`` is that of a random computation (default: the next
+        one of the device's generator). Raises TypeError for an operand that is not on an ``xla`` device.
         """
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, XLATensor):
@@ -92,7 +96,7 @@ _lock = threading.Lock()
 
 
 def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:
-    """The plan of all computations that are equal to this one."""
+    """The plan that all computations equal to this one share."""
     with _lock:
         plan = _plans.get(computation.digest)
         if plan is None:

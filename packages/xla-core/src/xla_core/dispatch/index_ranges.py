@@ -159,7 +159,7 @@ def _known_values(trace: Trace, index: torch.Tensor) -> torch.Tensor | None:
         return index
     held = index._s
     backend = trace.backend
-    if trace.aside is not None or backend.shapes_only or backend.virtual_name is not None:
+    if trace.body_recorder is not None or backend.shapes_only or backend.virtual_name is not None:
         return None
     if held.buffer is None or held.buffer is PLACEHOLDER or held.meta.numel != index.numel():
         return None

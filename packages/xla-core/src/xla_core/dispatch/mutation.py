@@ -65,7 +65,7 @@ _NOT_IN_PLACE: Final = (
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
     """A handler that records the pure form, and assigns its results to the written arguments."""
-    fresh = signature.fresh
+    new_results = signature.new_results
     written = signature.written
     names = signature.names
     lists = signature.writes_lists
@@ -78,12 +78,12 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
             targets = _targets(args, kwargs, written, names)
             if lists and not views.is_inference_mode():
                 _check_inference(targets)
-            trace.write_each(targets, entry.first + fresh)
+            trace.write_each(targets, entry.first + new_results)
             if lists:
                 increment_version(targets)
-            if not fresh:
+            if not new_results:
                 return first if signature.returns == "tensor" else None
-            results = wrap_results(trace, entry, "tuple")[:fresh]
+            results = wrap_results(trace, entry, "tuple")[:new_results]
             return results[0] if signature.returns == "tensor" else results
 
     def mutate_first(args: Operands, kwargs: NamedOperands | None) -> Operand:
@@ -101,7 +101,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
                 trace.write(target, entry.first)
         return target
 
-    simple = written == (0,) and fresh == 0 and signature.returns == "tensor"
+    simple = written == (0,) and new_results == 0 and signature.returns == "tensor"
     handler = mutate_first if simple else mutate
     return seeded(handler, plan) if plan.random else handler
 

@@ -256,7 +256,7 @@ def _run(recorded: GraphProgram, args: Operands, trace: Trace) -> Operand:
         arguments = _arguments(recorded, program, args, trace)
         # listeners must not take the pending step, of which the graph is no part, for the one that runs
         listened = events.listening(events.ProgramExecuted)
-        step = trace.standing_at(trace.root, inputs=0) if listened else None
+        step = trace.copy_at(trace.root, inputs=0) if listened else None
         run_step.launch(trace, program, arguments, results, work, recorded=step)
     shared: dict[int, Storage] = {}
     given = [_give(r, results, shared, args, trace) for r in recorded.results]

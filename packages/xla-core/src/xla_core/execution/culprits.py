@@ -126,7 +126,7 @@ class Search:
 
     def _refusal(self, last: Entry, outputs: Sequence[int], inputs: int) -> Exception | None:
         """The compiler's error for a step that ends at ``last`` and has the first ``inputs`` inputs of this one."""
-        trace = self._trace.standing_at(last, inputs=inputs)
+        trace = self._trace.copy_at(last, inputs=inputs)
         return build_program.refusal(trace, tuple(outputs))
 
 

@@ -38,7 +38,7 @@ def may_wait(trace: Trace) -> bool:
         trace.backend.may_defer
         and trace.cur.depth >= LEAST_OPERATIONS
         and len(trace.backend.replicas) < 2
-        and not (trace.eager_flush or trace.aside or is_watched())
+        and not (trace.eager_flush or trace.body_recorder or is_watched())
         and compile_threads.wanted() > 0
         and not compile_threads.is_closed()
     )

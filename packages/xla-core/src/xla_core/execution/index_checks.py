@@ -63,7 +63,7 @@ pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.Wea
 
 
 class _Bodies(threading.local):
-    """The checks in the functions that this thread is recording aside, the innermost function last."""
+    """The checks in the functions whose bodies this thread is recording, the innermost function last."""
 
     def __init__(self) -> None:
         self.ranges: list[list[tuple[Range, object]]] = []
@@ -74,7 +74,7 @@ _bodies = _Bodies()
 
 @contextlib.contextmanager
 def of_body() -> Iterator[list[tuple[Range, Any]]]:
-    """The list of the checks that ``add`` receives inside the block, for a function that is recorded aside.
+    """The list of the checks that ``add`` receives inside the block, for a function whose body is recorded.
 
     Values of such a function exist only while it runs: its recorder returns them as results of the function, and
     adds the results that the step receives.
@@ -89,7 +89,7 @@ def of_body() -> Iterator[list[tuple[Range, Any]]]:
 
 def are_wanted(trace: Trace) -> bool:
     """Whether the step being recorded can be checked; a graph that is recorded for any values cannot."""
-    return bool(_bodies.ranges) if trace.aside is not None else trace.unreadable is None
+    return bool(_bodies.ranges) if trace.body_recorder is not None else trace.unreadable is None
 
 
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
@@ -97,7 +97,7 @@ def add(trace: Trace, wanted: Range, extremes: Any) -> None:
 
     The pairs are along the last dimension; ``wanted`` is the range that the indices must be in.
     """
-    if trace.aside is not None:
+    if trace.body_recorder is not None:
         _bodies.ranges[-1].append((wanted, extremes))
         return
     with trace.lock:

@@ -72,7 +72,7 @@ def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[in
     wanted = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
-        alone = trace.standing_at(single.last, single=True)
+        alone = trace.copy_at(single.last, single=True)
         program = build_program.build(alone, tuple(first + i for i in wanted), ())
         program.keep(_programs, key)
         program_table.register(program)

@@ -76,7 +76,7 @@ def count_pending(traces: Iterable[Trace]) -> None:
 
 
 def _count_steps(trace: Trace) -> None:
-    if trace.aside is not None:
+    if trace.body_recorder is not None:
         return  # the body of a computation, which is one operator
     steps = [(trace.epoch, trace.cur)]
     steps += [(epoch, step.last) for epoch, step in trace.parked.items()]

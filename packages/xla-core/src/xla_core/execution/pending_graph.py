@@ -31,7 +31,7 @@ def graph_of(tensors: Sequence[Operand]) -> Iterator[tuple[Trace, list[Entry], t
     trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)
     views = [view for tensor in tensors for view in chain(tensor._v)]
     pending = tensors[0]._s if tensors else None
-    with trace.lock, trace.turns.showing(pending), trace.looking(views):
+    with trace.lock, trace.turns.showing(pending), trace.undoing_reads(views):
         if tensors:
             outputs = tuple(trace.value_of(t) for t in tensors)
         else:

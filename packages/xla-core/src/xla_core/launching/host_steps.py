@@ -46,7 +46,12 @@ def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
     if asked is None and torch.is_grad_enabled():
         return None
     backend = trace.backend
-    if not backend.may_defer or len(backend.replicas) > 1 or trace.eager_flush or trace.aside:
+    if (
+        not backend.may_defer
+        or len(backend.replicas) > 1
+        or trace.eager_flush
+        or trace.body_recorder
+    ):
         return None
     if events.listening(events.ProgramExecuted):
         return None

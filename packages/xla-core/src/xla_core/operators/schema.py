@@ -14,7 +14,7 @@ class Signature:
     """The facts of one overload that dispatch needs, derived from its schema once.
 
     ``names`` are the arguments in order, ``written`` those the operator writes to (positions),
-    ``out`` whether they are ``out=`` arguments, ``fresh`` how many results are new tensors,
+    ``out`` whether they are ``out=`` arguments, ``new_results`` the number of results that are new tensors,
     ``returns`` is ``"none"``, ``"tensor"``, ``"list"``, ``"tuple"`` or ``"other"``. ``writes_lists``
     is set when a list of tensors is written to, whose versions autograd leaves to the kernel.
     """
@@ -25,7 +25,7 @@ class Signature:
     out: bool
     is_view: bool
     inplace_view: bool
-    fresh: int
+    new_results: int
     returns: str
     writes_lists: bool
 
@@ -46,7 +46,7 @@ def signature(overload: OpOverload) -> Signature:
         out=any(a.is_out for a in arguments),
         is_view=is_view,
         inplace_view=torch.Tag.inplace_view in overload.tags,
-        fresh=sum(a is None for a in aliasing),
+        new_results=sum(a is None for a in aliasing),
         returns=_returns(schema),
         writes_lists=any("List" in str(arguments[i].type) for i in written),
     )

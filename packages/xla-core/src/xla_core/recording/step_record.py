@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from xla_core.recording.entry import Entry, Root
-from xla_core.recording.storage import Aside, Storage
+from xla_core.recording.storage import BodyRecorder, Storage
 from xla_core.support import indivisible
 
 _epochs = itertools.count(1)
@@ -62,7 +62,8 @@ def beginning(root: Root) -> tuple[Any, ...]:
 class RecordingMode(NamedTuple):
     """How steps are recorded, and into which tree. The body of a computation is recorded in another mode.
 
-    ``root`` is the root of the tree, which has ``entries`` entries. ``aside`` records a body while the step waits.
+    ``root`` is the root of the tree, which has ``entries`` entries. ``body_recorder`` records a body while
+    the step waits.
     ``eager_flush`` says that each operator now runs as a program of its own. ``lock`` and ``bare`` are the locks of
     the trace.
     """
@@ -70,7 +71,7 @@ class RecordingMode(NamedTuple):
     root: Root
     entries: int
     eager_flush: bool
-    aside: Aside | None
+    body_recorder: BodyRecorder | None
     lock: Any
     bare: Any
 
@@ -129,7 +130,7 @@ class StepState:
     root: Root
     entries: int
     eager_flush: bool = False
-    aside: Aside | None = None
+    body_recorder: BodyRecorder | None = None
     on_new_storage: Callable[[Storage], None] | None = None
     lock: Any
     bare: Any

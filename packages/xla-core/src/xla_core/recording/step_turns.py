@@ -155,7 +155,7 @@ class Turns:
     def take(self) -> None:
         """Install the step of the calling thread in the trace."""
         trace = self._trace
-        if trace.aside is not None:
+        if trace.body_recorder is not None:
             return  # the body of a computation, whose recorder excludes other threads
         task = current_backward()
         if task == self._task != -1:
@@ -235,7 +235,7 @@ class Turns:
 
     # -- values of other threads ---------------------------------------------------------------
 
-    def meet(self, s: Storage) -> bool:
+    def prepare_input(self, s: Storage) -> bool:
         """Before ``s`` becomes an input: run the parked step that computes it, or take it over from that step.
 
         Returns whether ``s`` is already an input of this step, which another step has read since.
@@ -257,7 +257,7 @@ class Turns:
         s.epoch = trace.epoch
         return True
 
-    def meet_view(self, v: View, s: Storage) -> int | None:
+    def known_view(self, v: View, s: Storage) -> int | None:
         """The number of a view in this step, if it was read here and then by another step; else None."""
         trace = self._trace
         other = trace.parked.get(v.epoch)
@@ -266,10 +266,10 @@ class Turns:
             other.views[id(v)] = v, v.version, v.vid
             v.epoch = -1
         own = self.active
-        kept = own.views.get(id(v)) if own.epoch == trace.epoch else None
-        if kept is None or kept[1] != s.version:
+        earlier = own.views.get(id(v)) if own.epoch == trace.epoch else None
+        if earlier is None or earlier[1] != s.version:
             return None
-        v.vid, v.version = kept[2], s.version
+        v.vid, v.version = earlier[2], s.version
         v.epoch = trace.epoch
         return v.vid
 

@@ -100,9 +100,9 @@ class StepValues(StepState):
 
         An unwritten storage becomes zeros. Raises RuntimeError for a poisoned storage.
         """
-        if self.aside is not None:
-            self.aside.captures(s)
-        elif self.parked and self.turns.meet(s):
+        if self.body_recorder is not None:
+            self.body_recorder.note_input(s)
+        elif self.parked and self.turns.prepare_input(s):
             return
         buffer = s.buffer
         if buffer is None:
@@ -150,7 +150,7 @@ class StepValues(StepState):
         if v.epoch == self.epoch and v.version == s.version:
             return v.vid
         if self.parked:
-            known = self.turns.meet_view(v, s)
+            known = self.turns.known_view(v, s)
             if known is not None:
                 return known
         parent = v.parent
@@ -302,8 +302,8 @@ class StepValues(StepState):
             self.flush(self)
         s = Storage(self, meta, -1, -1)
         s.buffer = buffer
-        if self.aside is not None:
-            self.aside.made(s)
+        if self.body_recorder is not None:
+            self.body_recorder.note_created(s)
         elif self.on_new_storage is not None:
             self.on_new_storage(s)
         return s

@@ -240,7 +240,7 @@ class Recorder(Protocol):
     input_storages: list[int]
     touched: list[Storage]
     forbidden: str | None
-    aside: Aside | None
+    body_recorder: BodyRecorder | None
     thread: int
     parked: dict[int, Any]
     turns: Any
@@ -358,13 +358,13 @@ class Backend(Protocol):
         ...
 
 
-class Aside(Protocol):
-    """The recorder of a computation's body, which is recorded aside from the step."""
+class BodyRecorder(Protocol):
+    """The recorder of a computation's body: what the trace tells it while the step waits for the body."""
 
-    def captures(self, s: Storage) -> None:
+    def note_input(self, s: Storage) -> None:
         """Called when ``s`` becomes an input of the body."""
         ...
 
-    def made(self, s: Storage) -> None:
-        """Called when ``s`` is made from a buffer while the body is recorded."""
+    def note_created(self, s: Storage) -> None:
+        """Called when ``s`` is created from a buffer while the body is recorded."""
         ...

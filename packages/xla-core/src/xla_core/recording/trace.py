@@ -90,7 +90,7 @@ class Trace(StepValues):
             return indivisible.storing(self, names, (*beginning(root), root, 0))
         return indivisible.storing(self, STEP, beginning(self.root))
 
-    def standing_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
+    def copy_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
         """A copy of this trace at ``last``, the end of another step, for making the program of that step.
 
         It has the first ``inputs`` of this step's inputs (default: all). ``single`` means that the step is one
@@ -105,12 +105,12 @@ class Trace(StepValues):
 
     def detached(self) -> Trace:
         """A copy at the same entry that holds none of the step's tensors and buffers."""
-        copied = self.standing_at(self.cur, inputs=0)
+        copied = self.copy_at(self.cur, inputs=0)
         copied.touched = []
         return copied
 
     @contextlib.contextmanager
-    def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
+    def undoing_reads(self, views: Sequence[View] = ()) -> Iterator[None]:
         """A block whose reads of values are undone at its end, so that they record nothing.
 
         ``views`` are the views that the block reads. The caller holds the lock.

@@ -32,7 +32,7 @@ def keep_annotations() -> None:
         source = args[0]
         annotation = annotation_of(source) if isinstance(source, XLATensor) else None
         # inside the body of a computation, XLA propagates the operands' shardings
-        if annotation is not None and storage_of(source).trace.aside is None:
+        if annotation is not None and storage_of(source).trace.body_recorder is None:
             set_annotation(copy, annotation)
         return copy
 
