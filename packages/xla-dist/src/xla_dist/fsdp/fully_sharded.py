@@ -36,10 +36,6 @@ MSG_SHARED: Final = (
     "{name} is also a parameter of a module that is sharded on its own; modules that share a parameter "
     "have to be in one wrapper"
 )
-MSG_META: Final = (
-    "{name} is on the meta device, and its module {kind} has no reset_parameters(); "
-    "give param_init_fn"
-)
 MSG_ROOT: Final = "{what} is for the outermost sharded module; this one is inside another"
 MSG_BUSY: Final = "{what} inside a backward pass; call it between steps"
 MSG_DEBUG: Final = (
@@ -133,7 +129,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         _wrap_parts(options)
         super().__init__()
         self._take_options(options)
-        _materialize(module, param_init_fn)
+        wrap.materialize(module, param_init_fn)
         self._fsdp_wrapped_module = names.Inner(module)
         self._unit = Unit(self._take_parameters(), self._unit_options(options))
         self._move_buffers()
@@ -495,23 +491,3 @@ def _wrap_parts(options: dict[str, Any]) -> None:
             only_wrap_children=True,
             **{name: options[name] for name in _INHERITED},
         )
-
-
-def _materialize(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
-    """Initialize parameters on the meta device. Raises ValueError if there is no function for it."""
-    missing = [(n, p) for n, p in module.named_parameters() if p.is_meta]
-    if not missing:
-        return
-    if init is not None:
-        init(module)
-        return
-    for prefix, part in module.named_modules():
-        own = [n for n, p in part.named_parameters(recurse=False) if p.is_meta]
-        if not own:
-            continue
-        reset = getattr(part, "reset_parameters", None)
-        if reset is None:
-            name = f"{prefix}.{own[0]}" if prefix else own[0]
-            raise ValueError(MSG_META.format(name=name, kind=type(part).__name__))
-        part.to_empty(device="cpu", recurse=False)
-        reset()

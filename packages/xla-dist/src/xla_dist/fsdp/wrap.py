@@ -1,4 +1,4 @@
-"""Policies that choose the parts of a model to wrap, and ``recursive_wrap``, which applies them.
+"""Policies that choose the parts of a model to wrap, and what is done to a model before it is wrapped.
 
 A policy is called as ``policy(module=, recurse=, unwrapped_params=)``. With ``recurse`` it returns whether to visit
 the module's children, and without it whether to wrap the module itself. ``unwrapped_params`` is the number of
@@ -17,6 +17,10 @@ from xla_core.extension_api.operators import Tree
 MIN_NUM_PARAMS: Final = 100_000_000
 FORCE_LEAF_MODULES: Final = frozenset({nn.MultiheadAttention})
 EXCLUDE_WRAP_MODULES: Final = frozenset({nn.ModuleList, nn.ModuleDict})
+MSG_META: Final = (
+    "{name} is on the meta device, and its module {kind} has no reset_parameters(); "
+    "give param_init_fn"
+)
 MSG_WRAPPED: Final = (
     "recursive_wrap: {name} is already a {kind}; wrap by policy first, or wrap all parts yourself"
 )
@@ -122,3 +126,26 @@ def _check_unwrapped(
             raise ValueError(
                 MSG_WRAPPED.format(name=name or "the module", kind=wrapper_cls.__name__)
             )
+
+
+def materialize(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
+    """Initialize parameters of ``module`` on the meta device: by ``init(module)``, or by ``reset_parameters()``.
+
+    Raises ValueError if ``init`` is None and a module with such parameters has no ``reset_parameters()``.
+    """
+    missing = [(n, p) for n, p in module.named_parameters() if p.is_meta]
+    if not missing:
+        return
+    if init is not None:
+        init(module)
+        return
+    for prefix, part in module.named_modules():
+        own = [n for n, p in part.named_parameters(recurse=False) if p.is_meta]
+        if not own:
+            continue
+        reset = getattr(part, "reset_parameters", None)
+        if reset is None:
+            name = f"{prefix}.{own[0]}" if prefix else own[0]
+            raise ValueError(MSG_META.format(name=name, kind=type(part).__name__))
+        part.to_empty(device="cpu", recurse=False)
+        reset()
