@@ -75,9 +75,10 @@ def run_child(
     if ``environment_is_whole`` (default: False), it replaces ``os.environ``. ``launch_log`` is the
     memory in which the processes of this host log their launches (default: None, no such memory).
     """
-    for name in set(os.environ).difference(environment) if environment_is_whole else ():
-        del os.environ[name]
-    os.environ.update(environment)
+    variables = os.environ
+    for name in set(variables).difference(environment) if environment_is_whole else ():
+        del variables[name]
+    variables.update(environment)
     _attended.begin()
     failure_reports.follow_launcher()
     try:
