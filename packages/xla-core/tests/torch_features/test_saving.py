@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -150,6 +151,30 @@ def test_direct_torch_save_goes_back_to_the_device():
     assert not loaded["p"].requires_grad
     file.seek(0)
     assert torch.load(file, map_location="cpu")["view"].tolist() == [1, 2]
+
+
+def test_direct_torch_save_writes_tied_weights_once():
+    embedding, head = torch.nn.Embedding(300, 20), torch.nn.Linear(20, 300, bias=False)
+    model = torch.nn.Sequential(embedding, head).to("xla")
+    head.weight = embedding.weight
+    tied = io.BytesIO()
+    torch.save(model.state_dict(), tied)
+    assert 300 * 20 * 4 < len(tied.getvalue()) < 1.5 * 300 * 20 * 4
+    tied.seek(0)
+    first, second = torch.load(tied, map_location="cpu", weights_only=True).values()
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    torch.testing.assert_close(first, head.weight.detach().cpu())
+
+
+def test_what_is_written_between_two_pickles_is_in_the_second():
+    x = torch.zeros(3, device="xla")
+    held = x.__reduce_ex__(2)  # keeps the value that it read
+    x.add_(1)
+    assert pickle.loads(pickle.dumps(x)).tolist() == [1.0] * 3
+    again = x.__reduce_ex__(2)
+    again[1][0].mul_(5)
+    assert x.__reduce_ex__(2)[1][0].tolist() == [1.0] * 3
+    assert held[1][0].tolist() == [0.0] * 3
 
 
 def test_safetensors(tmp_path):

@@ -7,6 +7,7 @@ Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own. The c
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,11 @@ from xla_core.torch_bridge import torch_private
 MSG_NOT_NUMPY: Final = (
     "can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
     "memory first."
+)
+
+# The host copies that pickle has in hand, and the versions of the storages that they were read at.
+_pickled: Final[weakref.WeakKeyDictionary[Storage, tuple[weakref.ref[torch.Tensor], int]]] = (
+    weakref.WeakKeyDictionary()
 )
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
@@ -219,13 +225,22 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         return self.detach().cpu().tolist()
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        cpu = self.detach().cpu()
-        is_parameter = getattr(self, "_is_param", False)
-        requires_grad = self.requires_grad and not is_parameter
-        rebuilt = (cpu, self.dtype, str(self.device), requires_grad)
-        if is_parameter:
+        if getattr(self, "_is_param", False):
             return _rebuild_parameter, (self.data, self.requires_grad, {})
+        rebuilt = (self._pickled_value(), self.dtype, str(self.device), self.requires_grad)
         return _rebuild_device_tensor_from_cpu_tensor, rebuilt
+
+    def _pickled_value(self) -> torch.Tensor:
+        """The value on the CPU: one object, which pickle writes once, for all that show one storage whole."""
+        s = self._s
+        if self._v is not None or self.requires_grad:  # the CPU tensor may become the loaded one
+            return self.detach().cpu()
+        known, version = _pickled.get(s, (None, 0))
+        cpu = None if known is None else known()
+        if cpu is None or version != s.version or cpu._version:
+            cpu = self.detach().cpu()
+            _pickled[s] = (weakref.ref(cpu), s.version)
+        return cpu
 
     def __coerce_same_metadata_as_tangent__(
         self, _metadata: object, _type: object = None
