@@ -46,8 +46,14 @@ WHEELS = ["python", str(ROOT / "tools/build_wheels.py"), "--out", str(ROOT / ".t
 
 MATRIX = (
     "py311-torch211-jax010",
+    "py311-torch214-jax010",
     "py311-torch215-jax010",
+    "py312-torch213-jax010",
+    "py312-torch213-jax012",
     "py312-torch215-jax011",
+    "py312-torch215-jax012",
+    "py313-torch215-jax010",
+    "py313-torch215-jax011",
     "py313-torch215-jax012",
 )
 """What ``tox -e matrix`` runs: the oldest versions that the packages allow first, the newest last."""

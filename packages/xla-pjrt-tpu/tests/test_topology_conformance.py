@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
 from xla_core.testing.conformance import TopologyConformance
@@ -16,6 +19,8 @@ pytestmark = pytest.mark.skipif(
     reason="libtpu is not installed: its wheels are for Linux on x86-64 and CPython 3.11 to 3.14",
 )
 SHAPES = {2: "2x2", 3: "2x2x1"}
+# Of these the compilers of libtpu 0.0.48.1 and 0.0.50.1 keep 0.01 GiB more for themselves than that of 0.0.42.
+LESS_SINCE_0_0_48 = {"v5p", "v6e", "v7x"}
 
 
 def client_of(topology: str, reads: str = "error"):
@@ -35,7 +40,9 @@ def test_memory_of_each_generation_is_what_the_compiler_has(name):
     assert {d.kind for d in client.devices()} == {client.devices()[0].kind}
     assert len(client.devices()) == 4 * found.devices
     program = make_program(client, lambda a: a + 1, [ArraySpec((1 << 38,), np.dtype(np.float32))])
-    available = rf"exceeds available HBM \({found.memory_bytes / 2**30:.2f}G\)"
+    installed = Version(metadata.version("libtpu"))
+    less = 0.01 if name in LESS_SINCE_0_0_48 and installed >= Version("0.0.48") else 0.0
+    available = rf"exceeds available HBM \({found.memory_bytes / 2**30 - less:.2f}G\)"
     with pytest.raises(RuntimeError, match=available):
         client.compile(program)
 

@@ -19,8 +19,9 @@ class Generation:
 
     ``number`` is the result of torch_xla's ``tpu.version()``, and ``library_name`` the name in libtpu's topologies.
     The ``cores`` TensorCores of a chip appear as ``devices`` devices. ``memory_bytes`` is the HBM of one
-    device that programs may use, according to the compiler of libtpu 0.0.42. ``dimensions`` (2 or 3) are those of
-    the network between chips. ``counts_cores``: accelerator types such as ``v4-8`` count cores, not chips.
+    device that programs may use, according to the compiler of libtpu 0.0.42 (those of 0.0.48 and 0.0.50
+    keep 0.01 GiB more of v5p, v6e and v7x for themselves). ``dimensions`` (2 or 3) are those of the network
+    between chips. ``counts_cores``: accelerator types such as ``v4-8`` count cores, not chips.
     """
 
     name: str

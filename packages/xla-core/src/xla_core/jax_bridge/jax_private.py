@@ -338,3 +338,13 @@ def trace_me(name: str, **details: object) -> object:
     """A context manager whose time shows as ``name`` in profiles; nearly free when none is taken."""
     # jaxlib 0.10.2
     return _profiler.TraceMe(name, **details)
+
+
+def scan_operands(equation: Equation) -> tuple[int, int]:
+    """How many operands of a ``scan`` are the same in every step, and how many it carries; the others are items."""
+    params = equation.params
+    if not SINCE_0_11:  # jax 0.10.2 counts them
+        return params["num_consts"], params["num_carry"]
+    # jax 0.11.2, 0.12.0: a tree of three groups
+    constants, carried, _ = params["ft_in"].update(equation.invars).unpack()
+    return len(list(constants)), len(list(carried))

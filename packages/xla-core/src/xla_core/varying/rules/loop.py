@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xla_core.jax_bridge.jax_private import Equation
+from xla_core.jax_bridge.jax_private import Equation, scan_operands
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import laid, padding_rule, run
 from xla_core.varying.padded import Dim, Frame, Padded, as_padded, dim_of, unwrapped
@@ -49,7 +49,8 @@ def scan(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
     """
     params = equation.params
     closed, length = params["jaxpr"], params["length"]
-    first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+    first, count_carried = scan_operands(equation)
+    end = first + count_carried
     own = _plain_dims(closed.jaxpr.invars[first:])
     carried_dims, item_dims = own[: end - first], own[end - first :]
     carried = _arrays(frame, values[first:end], carried_dims)
