@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import torch_xla
@@ -65,13 +66,15 @@ def test_a_net_takes_any_length_and_batch(name, axis, varying, counted):
     assert not families.kept_out()
 
 
+def ragged(longest):
+    """Three sequences, and their lengths."""
+    lengths = torch.randint(2, longest + 1, (3,))
+    lengths[1] = longest
+    return torch.randn(3, longest, 3), lengths
+
+
 def test_packed_sequences_of_any_lengths(varying, counted):
     torch.manual_seed(6)
-
-    def ragged(longest):
-        lengths = torch.randint(2, longest + 1, (3,))
-        lengths[1] = longest
-        return torch.randn(3, longest, 3), lengths
 
     batches = list(map(ragged, (5, 9, 7, 12, 6, 11, 8, 13, 10)))
     # how long the longest is, and how many elements there are: two lengths need a few batches to be told apart
@@ -94,11 +97,28 @@ def test_sequences_padded_to_a_length(varying):
             torch._VF._pad_packed_sequence(tensor, sizes, True, 0.0, 2)
 
 
-def test_gradients_of_gradients_are_refused(varying):
-    net = nn.GRU(3, 4).to("xla")
-    x = torch.randn(5, 2, 3, device="xla", requires_grad=True)
-    with pytest.raises(RuntimeError, match="XLA_VARYING_SHAPES"):
-        torch.autograd.grad(net(x)[0].sum(), x, create_graph=True)
+@pytest.mark.parametrize(
+    ("name", "packed"), [("lstm with a projection", True), ("gru", False), ("rnn of relu", True)]
+)
+def test_gradients_of_gradients(name, packed, varying):
+    torch.manual_seed(7)
+    net = NETS[name]()
+    batch = torch.randn(3, 3, 3), torch.tensor([2, 3, 1])
+
+    def penalty(device):
+        here = copy.deepcopy(net).to(device)
+        x = batch[0].to(device).requires_grad_()
+        if packed:
+            x_in = pack_padded_sequence(x, batch[1], batch_first=True, enforce_sorted=False)
+            y = here(x_in)[0].data
+        else:
+            y = here(x)[0]
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (gradient.square().sum() + y.sum()).backward()
+        gradients = (x.grad, *(weight.grad for weight in here.parameters()))
+        return [g.cpu() for g in (gradient.detach(), *gradients)]
+
+    torch.testing.assert_close(penalty("xla"), penalty("cpu"), rtol=1e-3, atol=1e-4)
 
 
 def test_other_nets_are_pytorchs_own(varying, monkeypatch):
@@ -116,15 +136,53 @@ def test_other_nets_are_pytorchs_own(varying, monkeypatch):
     torch.testing.assert_close(y.detach().cpu(), wanted.detach(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.fixture
+def as_it_is(varying, monkeypatch):
+    """Nothing is set."""
+    monkeypatch.delenv("XLA_VARYING_SHAPES")
+
+
+def test_the_third_length_of_a_net_is_ours_if_nothing_is_set(as_it_is):
+    net = nn.LSTM(3, 4).to("xla")
+    fixed = [net(torch.ones(n, 2, 3, device="xla"))[0] for n in (5, 5, 9, 5)]
+    assert not any("RecurrentLayer" in grad_functions(y) for y in fixed)
+    assert "RecurrentLayer" in grad_functions(net(torch.ones(7, 2, 3, device="xla"))[0])
+    # the first ones have programs
+    assert "RecurrentLayer" not in grad_functions(net(torch.ones(9, 2, 3, device="xla"))[0])
+
+
+def test_a_net_shares_programs_if_nothing_is_set(as_it_is, counted):
+    torch.manual_seed(9)
+    batches = [(torch.randn(n, 2, 3),) for n in (6, 11, 5, 9, 7, 12, 8, 10)]
+    assert served(nn.LSTM(3, 4), batches, counted) >= 3, families.kept_out()
+
+
+def test_packed_sequences_share_programs_if_nothing_is_set(as_it_is, counted):
+    torch.manual_seed(6)
+    batches = list(map(ragged, (5, 9, 7, 12, 6, 11, 8, 13, 10, 14)))
+    net = nn.LSTM(3, 4, batch_first=True, bidirectional=True)
+    assert served(net, batches, counted) >= 3, families.kept_out()
+
+
+def test_tangents(varying):
+    net, x, tangent = nn.GRU(3, 4), torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    found = []
+    for device in ("cpu", "xla"):
+        with forward_ad.dual_level():
+            y = net.to(device)(forward_ad.make_dual(x.to(device), tangent.to(device)))[0]
+            found.append(forward_ad.unpack_dual(y).tangent.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
 def grad_functions(tensor):
     """The names of all functions that the tensor's gradient goes through."""
-    names, rest = "", [tensor.grad_fn]
+    seen, rest = set(), [tensor.grad_fn]
     while rest:
         node = rest.pop()
-        if node is not None:
-            names += node.name() + " "
+        if node is not None and node not in seen:
+            seen.add(node)
             rest += [function for function, _ in node.next_functions]
-    return names
+    return " ".join(node.name() for node in seen)
 
 
 def test_loops_over_a_length(run_lengths):

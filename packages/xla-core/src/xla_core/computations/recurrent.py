@@ -1,23 +1,33 @@
-"""With ``XLA_VARYING_SHAPES=1`` recurrent nets are operators of our own: PyTorch's are as many as time steps.
+"""Recurrent nets over sequences of many lengths are operators of our own: PyTorch's are as many as time steps.
 
-A kernel stands before PyTorch's composites, and calls them wherever it is not asked for something else.
+A kernel stands before PyTorch's composites, and calls them wherever it is not asked for something else. If nothing
+is set, the first two lengths of a net are PyTorch's, and what comes after them is ours: a net that only ever sees
+one length stays as it is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
+from xla_core.execution import eager_mode
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import flags
+from xla_core.support import caches, flags
 
 _KINDS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DTYPES: Final = (torch.float32, torch.float64)
+# A net of fixed lengths may have another one for evaluation.
+_PYTORCHS_FIRST: Final = 2
 
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+# The first lengths of each net, which is named by its kind and the shapes of its weights.
+_first_lengths: caches.Bounded[Hashable, frozenset[Hashable]] = caches.Bounded(
+    "first lengths of recurrent nets", 1024
+)
 
 
 def install(nets: Callable[[], object]) -> None:
@@ -35,21 +45,64 @@ def install(nets: Callable[[], object]) -> None:
             library.impl(overload, kernel, "AutogradXLA")
     pad = torch.ops.aten._pad_packed_sequence.default
     library.impl(pad, functools.partial(_kernel, pad, nets, "padded"), "AutogradXLA")
+    unpack = torch.ops.aten._pack_padded_sequence_backward.default
+    library.impl(unpack, functools.partial(_unpacked, unpack, nets), "AutogradXLA")
     _libraries.append(library)
 
 
 def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> object:
     """``args`` are the operator's, behind the kind of net if there is one."""
     kind, operands = (args[:1], args[1:]) if isinstance(args[0], str) else ((), args)
-    if flags.VARYING_SHAPES.get() and _ours(operands):
+    chosen = flags.VARYING_SHAPES.get()
+    if chosen is not False and _ours(operands) and (chosen or _is_late(name, kind, operands)):
         return getattr(nets(), name)(*kind, *operands)
     return overload.decompose(*operands)
+
+
+def _unpacked(
+    overload: Any, nets: Callable[[], Any], gradient: torch.Tensor, sizes: Any, *how: Any
+) -> object:
+    """The gradient of what was packed: PyTorch copies it time step by time step.
+
+    ``sizes`` are those of the result, ``how`` are the batch sizes, and whether the batch comes first.
+    """
+    if flags.VARYING_SHAPES.get() is False or not isinstance(gradient, XLATensor):
+        return overload.decompose(gradient, sizes, *how)
+    _, batch_first = how
+    return nets().padded(gradient, *how, 0.0, sizes[1 if batch_first else 0])[0]
+
+
+def _is_late(name: str, kind: tuple[str, ...], operands: tuple[Any, ...]) -> bool:
+    """Whether a net has seen two other lengths before: of its sequences, or all those that are packed.
+
+    Programs of several devices, and operators that run one by one, share nothing among lengths.
+    """
+    data = operands[0]
+    if eager_mode.is_on() or data._s.trace.backend.shard_count() > 1:
+        return False
+    length: Hashable
+    if name == "of_sequences":
+        batch_first = operands[-1]
+        length = data.shape[1 if batch_first else 0]
+    else:
+        length = tuple(operands[1].tolist())
+    weights = operands[3 if name == "of_packed" else 2] if kind else ()
+    net = (name, kind, data.shape[-1], *(tuple(weight.shape) for weight in weights))
+    first = _first_lengths.get(net, frozenset())
+    if length in first:
+        return False
+    if len(first) < _PYTORCHS_FIRST:
+        _first_lengths.keep(net, first | {length})
+        return False
+    return True
 
 
 def _ours(args: tuple[Any, ...]) -> bool:
     """Whether the operands are tensors of ours, of one dtype, and some time steps."""
     if torch.is_autocast_enabled("xla") or not args[0].numel():
         return False
+    if forward_ad._current_level >= 0:
+        return False  # our operators have no tangents
     tensors = [args[0]]
     for operand in args[1:]:
         if isinstance(operand, (list, tuple)):

@@ -6,8 +6,8 @@ loop) and goes through them. How many there are is a size like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,11 @@ from xla_core.kernels.kernel_operator import operator
 
 LSTM: Final = "lstm"
 GRU: Final = "gru"
-_ACTIVATIONS: Final = {"rnn_tanh": jnp.tanh, "rnn_relu": jax.nn.relu}
 
 # ``present`` (time, batch) says where a sequence has an element: elsewhere its state stays as it is.
 _SCHEMA: Final = (
     "Tensor gates, Tensor h, Tensor c, Tensor w_hh, Tensor? b_hh, Tensor? w_hr, Tensor? present, "
     "str kind, bool reverse"
-)
-
-MSG_TWICE: Final = (
-    "gradients of gradients of recurrent nets are not there with XLA_VARYING_SHAPES=1: unset it, and the time "
-    "steps are operators of PyTorch's"
 )
 
 
@@ -51,9 +45,9 @@ class RecurrentLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gradients by states and weights. Raises RuntimeError where they shall be differentiated again."""
+        """Gradients by states and weights; by PyTorch's operators if they shall be differentiated again."""
         if torch.is_grad_enabled():
-            raise RuntimeError(MSG_TWICE)
+            return *_differentiable(gradients, ctx.saved_tensors, *ctx.how), None, None, None
         saved = ctx.saved_tensors
         derivatives = iter(
             torch.ops.xla.recurrent_layer_backward(list(gradients), *saved, *ctx.how)
@@ -89,7 +83,7 @@ def lower_layer(
 
     def step(state: tuple[Array, Array], item: tuple[Array, Any]) -> tuple[Any, Array]:
         x, here = item
-        after = _cell(x, *state, w_hh, b_hh, w_hr, kind)
+        after = _cell(_JAX, x, *state, w_hh, b_hh, w_hr, kind)
         if here is not None:
             after = tuple(jnp.where(here[:, None], a, b) for a, b in zip(after, state, strict=True))
         return after, after[0]
@@ -98,30 +92,44 @@ def lower_layer(
     return output, last, cell
 
 
+_Activation: TypeAlias = Callable[[Any], Any]
+
+
+class _Functions(NamedTuple):
+    """What a cell is made of; ``parts`` cuts the second dimension into equal ones."""
+
+    sigmoid: _Activation
+    tanh: _Activation
+    relu: _Activation
+    parts: Callable[[Any, int], Any]
+
+
+_JAX: Final = _Functions(jax.nn.sigmoid, jnp.tanh, jax.nn.relu, lambda x, n: jnp.split(x, n, 1))
+_TORCH: Final = _Functions(torch.sigmoid, torch.tanh, torch.relu, lambda x, n: x.chunk(n, 1))
+
+
 def _cell(
-    x: Array,
-    h: Array,
-    c: Array,
-    w_hh: Array,
-    b_hh: Array | None,
-    w_hr: Array | None,
-    kind: str,
-) -> tuple[Array, Array]:
-    """State and cell after one time step; ``x`` is the input's part of the gates."""
+    by: _Functions, x: Any, h: Any, c: Any, w_hh: Any, b_hh: Any, w_hr: Any, kind: str
+) -> tuple[Any, Any]:
+    """State and cell after one time step; ``x`` is the input's part of the gates.
+
+    Tensors are jax's or PyTorch's, as those that ``by`` takes.
+    """
     other = h @ w_hh.T
     if b_hh is not None:
         other = other + b_hh
     if kind == LSTM:
-        enter, forget, new, leave = jnp.split(x + other, 4, 1)
-        c = jax.nn.sigmoid(forget) * c + jax.nn.sigmoid(enter) * jnp.tanh(new)
-        h = jax.nn.sigmoid(leave) * jnp.tanh(c)
+        enter, forget, new, leave = by.parts(x + other, 4)
+        c = by.sigmoid(forget) * c + by.sigmoid(enter) * by.tanh(new)
+        h = by.sigmoid(leave) * by.tanh(c)
         return (h if w_hr is None else h @ w_hr.T), c
     if kind == GRU:
-        x_reset, x_update, x_new = jnp.split(x, 3, 1)
-        h_reset, h_update, h_new = jnp.split(other, 3, 1)
-        new = jnp.tanh(x_new + jax.nn.sigmoid(x_reset + h_reset) * h_new)
-        return (h - new) * jax.nn.sigmoid(x_update + h_update) + new, c
-    return _ACTIVATIONS[kind](x + other), c
+        x_reset, x_update, x_new = by.parts(x, 3)
+        h_reset, h_update, h_new = by.parts(other, 3)
+        new = by.tanh(x_new + by.sigmoid(x_reset + h_reset) * h_new)
+        return (h - new) * by.sigmoid(x_update + h_update) + new, c
+    activation = by.tanh if kind == "rnn_tanh" else by.relu
+    return activation(x + other), c
 
 
 @operator(f"recurrent_layer_backward(Tensor[] grads, {_SCHEMA}) -> Tensor[]", _gradient_shapes)
@@ -135,3 +143,40 @@ def lower_gradient(grads: Sequence[Array], *args: Any) -> list[Array]:
 
     derivatives = jax.vjp(layer, *floats)[1](tuple(grads))
     return [d for d, operand in zip(derivatives, floats, strict=True) if operand is not None]
+
+
+# -- gradients of gradients -----------------------------------------------------------------------
+
+
+def _differentiable(
+    gradients: Sequence[torch.Tensor],
+    saved: Sequence[torch.Tensor | None],
+    kind: str,
+    reverse: bool,
+) -> Iterator[torch.Tensor | None]:
+    """The gradients by the six floating-point operands, as results of PyTorch's operators for each time step."""
+    # Views of their own: one operand may have been computed from another.
+    operands = [t if t is None else t.view_as(t) for t in saved]
+    wanted = [t for t in operands[:6] if t is not None and t.requires_grad]
+    results = zip(_by_steps(operands, kind, reverse), gradients, strict=True)
+    roots, along = zip(*((y, dy) for y, dy in results if y.requires_grad), strict=True)
+    derivatives = iter(
+        torch.autograd.grad(roots, wanted, along, create_graph=True, allow_unused=True)
+    )
+    return (next(derivatives) if t is not None and t.requires_grad else None for t in operands[:6])
+
+
+def _by_steps(operands: Sequence[Any], kind: str, reverse: bool) -> tuple[torch.Tensor, ...]:
+    """What ``xla::recurrent_layer`` gives for its seven tensors, by PyTorch's operators."""
+    gates, h, c, w_hh, b_hh, w_hr, present = operands
+    state: tuple[torch.Tensor, torch.Tensor] = (h, c)
+    outputs: list[torch.Tensor] = []
+    times = range(gates.shape[0])
+    for time in reversed(times) if reverse else times:
+        after = _cell(_TORCH, gates[time], *state, w_hh, b_hh, w_hr, kind)
+        if present is not None:
+            here = present[time, :, None]
+            after = after[0].where(here, state[0]), after[1].where(here, state[1])
+        state = after
+        outputs.append(after[0])
+    return torch.stack(outputs[::-1] if reverse else outputs), *state

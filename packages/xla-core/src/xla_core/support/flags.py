@@ -354,7 +354,7 @@ VARYING_SHAPES: Final = Flag(
     None,
     "steps of 64 or more operations that differ only in their sizes share programs for all lengths up to a bound, "
     "from the fourth length on, the steps of text generation sooner, smaller ones from the 17th; `1` does this for "
-    "all steps, also recurrent nets, from the third; `0` never does",
+    "all steps from the third; `0` never does",
     shown="auto",
     see="docs/shapes.md",
 )

@@ -60,6 +60,8 @@ _GROWN_FIRST: Final = 1
 # a bound takes as long to compile as two or three others.
 _LEAST_ENTRIES: Final = 64
 _COMPILED_FIRST_UNASKED: Final = 3
+# These are as many in one as there are time steps.
+_LONG: Final = frozenset({"xla.recurrent_layer.default", "xla.recurrent_layer_backward.default"})
 # Smaller ones are compiled soon: so many lengths are compiled first. Few scripts have more; one that asks something
 # of the mask of each batch has.
 _COMPILED_FIRST_SMALL: Final = 16
@@ -205,7 +207,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     marks = _marks(trace)
     if chosen is False or trace.eager_flush or key.layouts is not None:
         return None
-    small = chosen is None and not marks and trace.cur.depth < _LEAST_ENTRIES
+    small = chosen is None and not marks and _is_small(trace)
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
     started = time.perf_counter()
@@ -233,6 +235,14 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     counters.increment(SERVED)
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
     return program
+
+
+def _is_small(trace: Trace) -> bool:
+    """Whether a step has few operations, and none of them goes through a sequence."""
+    if trace.cur.depth >= _LEAST_ENTRIES:
+        return False
+    operations = operations_of(trace.cur.path())
+    return not any(operation.plan.name in _LONG for operation in operations)
 
 
 def _compiled_first(chosen: bool | None, small: bool) -> tuple[int, int]:
