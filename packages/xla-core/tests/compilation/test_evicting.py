@@ -32,7 +32,7 @@ needs_small_limit = pytest.mark.skipif(
 )
 
 OCCUPY = f"""
-import ctypes
+import ctypes, time
 import torch, torch_xla
 from xla_core.support import counters, memory_mappings
 count = {COUNT}
@@ -89,6 +89,7 @@ FULL = (
     + """
 y = number(1)
 occupied = Occupied(memory_mappings.limit() - count() - 200)
+time.sleep(1.0)  # no count is valid for longer
 try:
     y.item()
 except RuntimeError as error:

@@ -318,10 +318,22 @@ def test_random_numbers_are_drawn_when_the_model_is_exported():
     assert set(seeded(torch.ones(1000)).cpu().unique().tolist()) == {0.0, 2.0}
 
 
-def test_operators_of_ones_own_become_custom_calls():
+def test_operators_of_ones_own_are_exported_as_what_their_function_calls():
+    with torch.library._scoped_library("exported_function", "FRAGMENT") as library:
+        library.define("mix(Tensor a) -> Tensor")
+        library.impl("mix", lambda a: a.sum(0) * 3, "CompositeExplicitAutograd")
+        library.impl("mix", lambda a: torch.empty_like(a[0]), "Meta")
+        model = Calls(lambda a: torch.ops.exported_function.mix(a) + 1)
+        made = export(model, (torch.randn(2, 3),))
+        assert "custom_call" not in made.get_stablehlo_text()
+        x = torch.arange(6.0).reshape(2, 3)
+        assert_same(made(x), model(x))
+
+
+def test_operators_of_ones_own_for_the_cpu_become_custom_calls():
     with torch.library._scoped_library("exported_test", "FRAGMENT") as library:
         library.define("mix(Tensor a, Tensor b) -> (Tensor, Tensor)")
-        library.impl("mix", lambda a, b: (a + b, a.sum(0)), "CompositeExplicitAutograd")
+        library.impl("mix", lambda a, b: (a + b, a.sum(0)), "CPU")
         library.impl("mix", lambda a, b: (torch.empty_like(a), torch.empty_like(a[0])), "Meta")
         model = Calls(lambda a: torch.ops.exported_test.mix(a, a * 2)[1] + 1)
         with pytest.raises(RuntimeError, match=r"no lowering for exported_test\.mix\.default"):

@@ -187,6 +187,7 @@ def test_marking_inside_a_compiled_function(mesh):
     def function(x):
         return xs.mark_sharding(x * 2, mesh, ("data", None), use_dynamo_custom_op=True) + 1
 
+    torch._dynamo.trace_rules.clear_lru_cache()  # init_process_group does it
     compiled = torch.compile(function, backend="openxla", fullgraph=True)
     with torch.no_grad():
         result = compiled(VALUES.to("xla"))

@@ -37,6 +37,8 @@ GIVEN_BACK_AFTER: Final = 64
 _SPARE_MAPPINGS: Final = 512
 # The most mappings that a program keeps, in addition to one for each of its operations.
 _EACH_MAPPINGS: Final = 32
+# Seconds for which a count is valid at most.
+_LONGEST_PAUSE: Final = 1.0
 
 MSG_EVICTED: Final = (
     "this process has %d of the %d memory mappings that Linux allows it (vm.max_map_count); compiled "
@@ -233,7 +235,8 @@ class _Room:
     """The number of free mappings at the last count, and how many have been reserved since.
 
     Counting takes 1.5 microseconds per mapping: 30 ms for 20,000, as long as compiling three small
-    programs. At most a fiftieth of the time is spent on it, unless many mappings are reserved.
+    programs. At most a fiftieth of the time is spent on it, unless many mappings are reserved or a count takes
+    longer than 20 ms.
     """
 
     given = left = 0
@@ -261,7 +264,8 @@ class _Room:
         count = memory_mappings.count()
         if count is not None:
             cls.given, cls.left, cls.counted = 0, limit - count, time.monotonic()
-            cls.pause = max(0.1, 50 * (cls.counted - began))
+            # a count that other processes delay must not be trusted for long
+            cls.pause = min(max(0.1, 50 * (cls.counted - began)), _LONGEST_PAUSE)
         return count
 
 

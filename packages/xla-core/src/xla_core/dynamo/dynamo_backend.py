@@ -20,8 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")
-# jax's functions, too, run inside of ours
-_STEPPED_OVER: Final = (*own_packages.IMPORT_NAMES, "jax", "jaxlib")
+_STEPPED_OVER: Final = ("xla_core", "torch_xla")
+# a model may call functions of the other packages, which record operators; jax's run inside of ours
+_INLINED: Final = (
+    *(name for name in own_packages.IMPORT_NAMES if name not in _STEPPED_OVER),
+    "jax",
+    "jaxlib",
+)
 _prepared: Final = Once()
 _to_tell: list[Callable[[], object]] = []
 
@@ -30,7 +35,8 @@ def prepare() -> None:
     """Register with Dynamo, once. Changes none of its settings."""
     if not _prepared.begin():
         return
-    torch_private.let_dynamo_take(XLATensorType, _STEPPED_OVER, _TRACED)
+    torch_private.let_dynamo_take(XLATensorType)
+    aot_graphs.step_over_code(_STEPPED_OVER, _TRACED, _INLINED)
     aot_graphs.run_effects_in_order(XLATensor)
     aot_graphs.run_writing_operators(XLATensor)
     aot_graphs.let_first_runs_pass(XLATensor)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -53,6 +55,55 @@ def untraced(function: F) -> F:
             _set_frame_callback(callback)
 
     return call  # type: ignore[return-value]
+
+
+def step_over_code(packages: Sequence[str], traced: Sequence[str], inlined: Sequence[str]) -> None:
+    """Have Dynamo step over the code of ``packages`` and ``inlined``.
+
+    It still traces the modules ``traced`` of ``packages``, and what a compiled function calls of ``inlined``.
+    """
+    rules: Any = importlib.import_module("torch._dynamo").trace_rules
+    _skip_code(rules, (*packages, *inlined), traced)
+    _inline_code(rules, inlined)
+
+
+def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
+    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``."""
+    # torch 2.13: files are skipped by how their paths begin
+    for folder in _folders(packages):
+        kept = [
+            folder.parent.joinpath(*module.split(".")).with_suffix(".py")
+            for module in traced
+            if module.startswith(f"{folder.name}.")
+        ]
+        rules.SKIP_DIRS.extend(_around(folder, kept))
+    rules._recompile_re()
+
+
+def _inline_code(rules: Any, packages: Sequence[str]) -> None:
+    """Have Dynamo trace the code of ``packages`` where a compiled function calls it; elsewhere it steps over it."""
+    # torch 2.11 to 2.15: how the paths of files begin that are skipped as frames and not as callees.
+    # init_process_group clears the cache.
+    original = rules.get_mod_inlinelist.__wrapped__
+    ours = frozenset(f"{folder}/" for folder in _folders(packages))
+    rules.get_mod_inlinelist = functools.cache(lambda: original() | ours)
+
+
+def _folders(packages: Sequence[str]) -> Iterator[Path]:
+    """Where those of ``packages`` are that are installed. None is imported for it."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            yield Path(spec.origin).parent
+
+
+def _around(folder: Path, kept: Sequence[Path]) -> Iterator[str]:
+    """How the paths of all files in ``folder`` begin that are not among ``kept``."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and any(path in file.parents for file in kept):
+            yield from _around(path, kept)
+        elif path not in kept:
+            yield f"{path}/" if path.is_dir() else str(path.with_suffix(""))
 
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:

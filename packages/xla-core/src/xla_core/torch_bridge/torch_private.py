@@ -10,10 +10,8 @@ import contextvars
 import ctypes
 import functools
 import importlib
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -374,14 +372,12 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     torch.compile = compile
 
 
-def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
+def let_dynamo_take(tensor_type: type) -> None:
     """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
 
     Dynamo takes a subclass whose ``__torch_dispatch__`` is torch's disabled one; what is asked of
-    the class while this thread compiles is answered so, and nothing else changes. Code of
-    ``packages`` is not traced, but for that of the modules ``traced``, which are at their top.
+    the class while this thread compiles is answered so, and nothing else changes.
     """
-    dynamo = importlib.import_module("torch._dynamo")
     _while_dynamo_compiles(*_disguise(tensor_type))
     # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
     builder: Any = importlib.import_module("torch._dynamo.variables.builder")
@@ -391,7 +387,6 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
         return None if type(type(value)) is tensor_type else infer(value)
 
     builder.infer_subclass_type = infer_subclass_type
-    _skip_code(dynamo.trace_rules, packages, traced)
     # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
     backend.kwargs.setdefault("keep_inference_input_mutations", True)
@@ -445,35 +440,6 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
     """A backend of ``torch.compile`` by its name (torch 2.9: ``torch._dynamo.lookup_backend``)."""
     backend: Callable[..., object] = importlib.import_module("torch._dynamo").lookup_backend(name)
     return backend
-
-
-def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
-    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``.
-
-    Packages that are not installed are passed over; none is imported for it.
-    """
-    # torch 2.13: files are skipped by how their paths begin
-    for package in packages:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            continue
-        folder = Path(spec.origin).parent
-        kept = [
-            folder.parent.joinpath(*module.split(".")).with_suffix(".py")
-            for module in traced
-            if module.startswith(f"{package}.")
-        ]
-        rules.SKIP_DIRS.extend(_around(folder, kept))
-    rules._recompile_re()
-
-
-def _around(folder: Path, kept: Sequence[Path]) -> Iterator[str]:
-    """How the paths of all files in ``folder`` begin that are not among ``kept``."""
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and any(path in file.parents for file in kept):
-            yield from _around(path, kept)
-        elif path not in kept:
-            yield f"{path}/" if path.is_dir() else str(path.with_suffix(""))
 
 
 def without_dispatch_modes() -> Any:
