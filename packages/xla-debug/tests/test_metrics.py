@@ -218,6 +218,26 @@ def test_a_full_disk_ends_the_metrics_file_with_a_warning():
     assert file.step == 1
 
 
+def test_a_metrics_file_that_cannot_be_opened_is_a_warning_at_the_first_step(tmp_path):
+    script = (
+        "import warnings, torch, torch_xla\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    for _ in range(3):\n"
+        "        x = torch.ones(2, device='xla') + 1\n"
+        "        torch_xla.sync()\n"
+        "print(x.tolist(), [str(one.message) for one in caught])\n"
+    )
+    path = tmp_path / "not there" / "metrics.txt"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XLA_METRICS_FILE": str(path), "PJRT_DEVICE": "CPU"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.startswith("[2.0, 2.0]"), result.stderr
+    assert result.stdout.count(f"XLA_METRICS_FILE: cannot write to {path}") == 1
+
+
 def test_a_killed_process_has_written_its_steps(tmp_path):
     script = (
         "import os, time, torch, torch_xla\n"

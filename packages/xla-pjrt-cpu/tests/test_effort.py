@@ -15,6 +15,7 @@ import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
 from xla_core.pjrt.cpu_runtime import parsed
+from xla_core.support import flags
 from xla_core.testing.programs import make_program
 from xla_pjrt_cpu import create_client, effort
 
@@ -40,8 +41,8 @@ def effort_of(program):
     return effort.effort_for(program, parsed(program.stablehlo))
 
 
-def options_of(program, xla_flags=""):
-    return effort.options_by_effort(program, parsed(program.stablehlo), xla_flags)
+def options_of(program, of_user=()):
+    return effort.options_by_effort(program, parsed(program.stablehlo), of_user)
 
 
 def add_ten_times(a):
@@ -101,8 +102,11 @@ def test_compiling_leaves_the_module_that_it_is_handed(client):
 def test_the_users_options_hold(client, monkeypatch):
     program = make_program(client, lambda a: a * 2, [f32(4)])
     assert options_of(program) == effort.OPTIONS["fast"]
-    flags = "--xla_backend_optimization_level=2"
-    assert "xla_backend_optimization_level" not in options_of(program, flags)
+    of_user = flags.values_in("--xla_backend_optimization_level=2 --xla_cpu_max_isa")
+    assert of_user == {"xla_backend_optimization_level": "2", "xla_cpu_max_isa": ""}
+    assert "xla_backend_optimization_level" not in options_of(program, of_user)
+    # a longer name is another flag
+    assert options_of(program, ["xla_backend_optimization_level_2"]) == effort.OPTIONS["fast"]
     chosen = {"xla_backend_optimization_level": 3}
     compiled = client.compile(dataclasses.replace(program, options=chosen))
     # what it was compiled with is stored with it

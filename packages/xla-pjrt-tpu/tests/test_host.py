@@ -143,6 +143,11 @@ def test_flags_of_the_user_come_before_the_defaults():
     assert len(flags) == 2 + len(libtpu.DEFAULT_FLAGS) - 1
 
 
+def test_a_longer_flag_of_the_user_does_not_stand_for_a_default():
+    given = {"LIBTPU_INIT_ARGS": "--xla_latency_hiding_scheduler_rerun_more=3"}
+    assert len(libtpu.init_args(given).split()) == 1 + len(libtpu.DEFAULT_FLAGS)
+
+
 def test_environment_is_restored(monkeypatch):
     monkeypatch.setenv("TPU_WORKER_ID", "7")
     before = dict(os.environ)

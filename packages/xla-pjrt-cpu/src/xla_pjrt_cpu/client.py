@@ -111,12 +111,12 @@ class CpuClient(PjrtClient):
 
         The program's own options override those that this plugin chooses.
         """
-        xla_flags = flags.XLA_FLAGS.get()
+        of_user = flags.values_in(flags.XLA_FLAGS.get())
         # jaxlib would make a context of its own to parse the bytecode in, which takes 1.4 ms
         module = cpu_runtime.parsed(program.stablehlo)
         chosen = {
-            **options_for(program, xla_flags),
-            **options_by_effort(program, module, xla_flags),
+            **options_for(program, of_user),
+            **options_by_effort(program, module, of_user),
         }
         free = {name: value for name, value in chosen.items() if name not in program.options}
 

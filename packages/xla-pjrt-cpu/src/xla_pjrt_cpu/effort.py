@@ -23,7 +23,7 @@ each run of a script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from xla_core.contract.device_protocol import Program
@@ -74,11 +74,11 @@ def effort_for(program: Program, module: Module | None) -> str:
 
 
 def options_by_effort(
-    program: Program, module: Module | None, xla_flags: str
+    program: Program, module: Module | None, of_user: Container[str]
 ) -> dict[str, str | int | float | bool]:
-    """The compiler options of the program's effort, except those that ``XLA_FLAGS`` sets."""
+    """The compiler options of the program's effort, except the flags ``of_user``."""
     options = OPTIONS[effort_for(program, module)]
-    return {name: value for name, value in options.items() if name not in xla_flags}
+    return {name: value for name, value in options.items() if name not in of_user}
 
 
 def effort_rule() -> str:

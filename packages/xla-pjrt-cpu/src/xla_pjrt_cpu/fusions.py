@@ -18,7 +18,7 @@ many times per step, so YNNPACK pays off (a GPT of 24 layers: 20.2 / 21.6 ms).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from xla_core.contract.device_protocol import Program
@@ -32,9 +32,9 @@ RULE: Final = f"{_WITHOUT_CONVOLUTIONS} from {SMALL} elements on"
 """A part of the persistent cache's key: programs compiled by another rule are different."""
 
 
-def options_for(program: Program, xla_flags: str) -> Mapping[str, str]:
-    """The compiler option for a program; none if ``XLA_FLAGS`` sets it."""
-    if OPTION in xla_flags:
+def options_for(program: Program, of_user: Container[str]) -> Mapping[str, str]:
+    """The compiler option for a program; none if it is among the flags ``of_user``."""
+    if OPTION in of_user:
         return {}
     small = program.largest is not None and program.largest < SMALL
     return {OPTION: "" if small else _WITHOUT_CONVOLUTIONS}

@@ -38,7 +38,7 @@ class Tuning:
 
     def added_to(self, program: Program) -> Program:
         """``program`` with these options; its own options and ``XLA_FLAGS`` override them."""
-        if not self.options or _FOLDER in flags.XLA_FLAGS.get():
+        if not self.options or _FOLDER in flags.values_in(flags.XLA_FLAGS.get()):
             return program
         return dataclasses.replace(program, options={**self.options, **program.options})
 
@@ -50,5 +50,5 @@ def of_gpus(common: Capabilities) -> Capabilities:
 
 def _deterministic() -> bool:
     """Whether ``XLA_FLAGS`` makes the compiler use only sums in a fixed order."""
-    settings = dict(part.lstrip("-").partition("=")[::2] for part in flags.XLA_FLAGS.get().split())
+    settings = flags.values_in(flags.XLA_FLAGS.get())
     return any(settings.get(name, "false").lower() in ("", "1", "true") for name in _DETERMINISTIC)

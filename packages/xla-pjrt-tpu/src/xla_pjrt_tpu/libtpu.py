@@ -17,6 +17,7 @@ from typing import Final
 
 import xla_pjrt_tpu.settings as settings
 from xla_core.pjrt import runtime_library
+from xla_core.support import flags
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def package_version() -> str | None:
 def init_args(options: Mapping[str, str]) -> str:
     """``LIBTPU_INIT_ARGS``, with the default flags that it does not set."""
     of_user = settings.LIBTPU_INIT_ARGS.text(options)
-    added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in of_user]
+    set_there = flags.values_in(of_user)
+    added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in set_there]
     return " ".join([of_user.strip(), *added]).strip()
 
 
@@ -93,15 +95,15 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
         installed = package_version()
         package = f"{installed} lacks libtpu.so" if installed else "is not installed"
         raise RuntimeError(MSG_NO_LIBRARY.format(variable=variable, package=package))
-    flags = init_args(options)
+    wanted = init_args(options)
     with _lock:
         if LIBRARY in _flags_in_force:
             return _flags_in_force[LIBRARY]
         if runtime_library.library_loaded(LIBRARY):
-            flags = _flags_in_force[LIBRARY] = _foreign_flags(options, flags)
-            return flags
+            found = _flags_in_force[LIBRARY] = _foreign_flags(options, wanted)
+            return found
         variables = {
-            settings.LIBTPU_INIT_ARGS.name: flags,
+            settings.LIBTPU_INIT_ARGS.name: wanted,
             settings.ML_PLATFORM.name: "PyTorch/XLA",
         }
         if not chips:
@@ -110,8 +112,8 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
             variables[settings.MEGACORE.name] = settings.MEGACORE.get(options)
         with environment(variables):
             runtime_library.load_library(LIBRARY, str(path))
-        _flags_in_force[LIBRARY] = flags
-    return flags
+        _flags_in_force[LIBRARY] = wanted
+    return wanted
 
 
 _flags_in_force: dict[str, str] = {}

@@ -9,6 +9,7 @@ import pickle
 import signal
 import textwrap
 import threading
+import time
 
 import fsspec
 import numpy as np
@@ -287,6 +288,22 @@ def test_an_interrupted_save_leaves_the_earlier_one(run_python, tmp_path, owner,
     saver.save(5, {"t": t + 6}, force=True)
     manager(tmp_path / "run").restore(5, {"t": t})
     assert t.cpu().tolist() == ([8] if name == "remove" else [7]) * 8
+
+
+def test_the_newest_checkpoint_is_known_in_another_time_zone(monkeypatch, tmp_path):
+    """Without zones the second would look 17 hours older than the first, and be deleted in its place."""
+    try:
+        for step, zone in ((10, "Asia/Tokyo"), (20, "America/Los_Angeles")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            manager(tmp_path).save(step, {"t": torch.ones(2)})
+        assert [record.step for record in storage.Storage(str(tmp_path)).records()] == [10, 20]
+        saver = manager(tmp_path, max_to_keep=2)
+        saver.save(30, {"t": torch.ones(2)})
+        assert saver.all_steps() == manager(tmp_path).all_steps() == [20, 30]
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
 
 
 def test_a_failed_save_is_reported_and_harmless(mesh, tmp_path):

@@ -76,6 +76,7 @@ __all__ = [
     "parse_fractions",
     "parse_limits",
     "parse_positive",
+    "values_in",
 ]
 
 _T = TypeVar("_T")
@@ -125,6 +126,11 @@ class Flag(Generic[_T]):
 
 
 FLAGS: Final[dict[str, Flag[Any]]] = {}
+
+
+def values_in(text: str) -> dict[str, str]:
+    """The flags in a text such as ``XLA_FLAGS``: their values by name, "" for one without a value."""
+    return dict(part.lstrip("-").partition("=")[::2] for part in text.split())
 
 
 def parse_bool(text: str) -> bool:

@@ -258,8 +258,7 @@ class MetricsFile:
             self.stream.flush()
         except OSError as error:
             self._stop()
-            name = getattr(self.stream, "name", self.stream)
-            warnings.warn(MSG_UNWRITABLE.format(name, error), stacklevel=2)
+            _warn_unwritable(getattr(self.stream, "name", self.stream), error)
 
     def report(self) -> str:
         """The same text as ``xla_core.support.counters.report()``."""
@@ -292,8 +291,13 @@ def opened(path: str) -> TextIO:
     return path_of_process(path).open("a")
 
 
+def _warn_unwritable(path: object, error: OSError) -> None:
+    warnings.warn(MSG_UNWRITABLE.format(path, error), stacklevel=2)
+
+
 class _OfEnvironment:
     file: MetricsFile | None = None
+    refused = False  # the file could not be opened
     at_once = False  # on a terminal, each step's record must appear between what the script prints
 
 
@@ -308,9 +312,15 @@ def on_step(_event: events.StepMarked) -> None:
     """A step ended: add its record to the file that ``XLA_METRICS_FILE`` names."""
     file = _OfEnvironment.file
     if file is None:
-        if not runtime.started():
+        if _OfEnvironment.refused or not runtime.started():
             return
-        file = _start(settings.METRICS_FILE.get())
+        path = settings.METRICS_FILE.get()
+        try:
+            file = _start(path)
+        except OSError as error:
+            _OfEnvironment.refused = True
+            _warn_unwritable(path, error)
+            return
     file.write()
     if _OfEnvironment.at_once:
         file.flush()

@@ -270,7 +270,9 @@ class CheckpointManager:
                     process_group=self.pg,
                     no_dist=self.pg is None,
                 )
-            record = Record(step, datetime.datetime.now(), name, self._all_sums(written))
+            record = Record(
+                step, datetime.datetime.now(datetime.UTC), name, self._all_sums(written)
+            )
             if self._is_first:
                 progress.goes_on_to(flight_ring.WRITE)
             self._agreed(lambda: self._storage.complete(record), self.pg)

@@ -57,6 +57,7 @@ MSG_LEFT: Final = (
 class Record:
     """One complete checkpoint: its step, the time at which it was taken, the name of its directory, and ``sums``.
 
+    The time has a time zone: a run may go on in another one, and clocks are set back once a year.
     ``sums`` has the checksums of its files by name. It is empty for checkpoints that torch_xla wrote.
     """
 
@@ -272,9 +273,14 @@ def _decoded(content: bytes, name: str) -> Record:
         sums = {
             file: (int(size), str(sum_)) for file, (size, sum_) in fields.get("files", {}).items()
         }
-        return Record(int(fields["step"]), time, name, sums)
+        return Record(int(fields["step"]), _with_zone(time), name, sums)
     pickled = _Unpickler(io.BytesIO(content)).load()
-    return Record(int(pickled.step), pickled.ts, name)
+    return Record(int(pickled.step), _with_zone(pickled.ts), name)
+
+
+def _with_zone(time: datetime.datetime) -> datetime.datetime:
+    """``time``, which is this machine's time of day if it has no zone, as in records of torch_xla and of before."""
+    return time if time.tzinfo is not None else time.astimezone()
 
 
 class _TorchXlaRecord:
