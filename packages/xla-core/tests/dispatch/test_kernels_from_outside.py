@@ -57,6 +57,20 @@ def test_they_are_part_of_compiled_functions(acme):
     assert compiled(x).tolist() == compiled(x).tolist() == [3.0] * 4
 
 
+@pytest.mark.filterwarnings("ignore::xla_core.dispatch.cpu_fallback.FallbackWarning")  # at first
+def test_they_may_be_registered_after_the_first_call():
+    for number, device_types in enumerate((None, "cpu")):
+        wide = torch.library.custom_op(
+            f"acme_later::wide_{number}", lambda x: x + 1, mutates_args=(),
+            device_types=device_types, schema="(Tensor x) -> Tensor",
+        )  # fmt: skip
+        x = torch.ones(3, device="xla")
+        assert wide(x).tolist() == [2.0] * 3
+        wide.register_kernel("xla", lambda x: x + 10)
+        assert wide(x).tolist() == wide(x).tolist() == [11.0] * 3
+        assert wide(x.cpu()).tolist() == [2.0] * 3
+
+
 # -- kernels for every device, as torch.library.custom_op registers them ---------------------------
 
 

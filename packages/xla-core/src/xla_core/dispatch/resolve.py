@@ -46,11 +46,15 @@ from xla_core.operators.lowering_registry import (
 from xla_core.operators.schema import Signature, pure_form, signature
 from xla_core.recording import step_values
 from xla_core.recording import xla_tensor as tensor_module
-from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.recording.xla_tensor import Handler, XLATensor, forget_handler, handler_of
 from xla_core.support import flags
 from xla_core.support.once import Once
 from xla_core.torch_bridge.aot_graphs import untraced
-from xla_core.torch_bridge.op_library import is_for_every_device, kernel_from_outside
+from xla_core.torch_bridge.op_library import (
+    is_for_every_device,
+    is_from_outside,
+    kernel_from_outside,
+)
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 from xla_core.torch_bridge.whole_operators import leave_whole, whole_kernel
@@ -154,6 +158,24 @@ def _calling(kernel: Callable[..., object]) -> Handler:
 
 def make_handler(overload: OpOverload) -> Handler:
     """Make the handler of ``overload``, at its first call."""
+    handler = _handler_for(overload)
+    may_get_kernel = is_from_outside(overload) and is_for_every_device(overload)
+    return _until_registered(overload, handler) if may_get_kernel else handler
+
+
+def _until_registered(overload: OpOverload, handler: Handler) -> Handler:
+    """``handler``, until a library registers a kernel for ``xla`` tensors, which it may do after the first call."""
+
+    def call(args: Operands, kwargs: NamedOperands | None) -> Operand:
+        if is_for_every_device(overload):
+            return handler(args, kwargs)
+        forget_handler(overload)
+        return handler_of(overload)(args, kwargs)
+
+    return call
+
+
+def _handler_for(overload: OpOverload) -> Handler:
     facts = signature(overload)
     special = _special(overload, facts)
     if special is not None:

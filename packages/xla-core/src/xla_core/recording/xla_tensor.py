@@ -93,6 +93,12 @@ def set_handler(overload: OpOverload, handler: Handler) -> None:
     handlers.pop(id(overload), None)
 
 
+def forget_handler(overload: OpOverload) -> None:
+    """Make the handler of ``overload`` again when it is next called."""
+    _plain.pop(id(overload), None)
+    handlers.pop(id(overload), None)
+
+
 def handler_of(overload: OpOverload) -> Handler:
     """The function that handles ``overload`` on ``xla`` tensors."""
     handler = handlers.get(id(overload))

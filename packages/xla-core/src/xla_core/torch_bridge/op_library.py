@@ -63,12 +63,17 @@ _OURS: Final = frozenset({"aten", "prims", "xla"})
 _TAKEN: Final = (torch._C.DispatchKey.XLA, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
+def is_from_outside(overload: OpOverload) -> bool:
+    """Whether ``overload`` is neither PyTorch's nor ours."""
+    return overload.namespace not in _OURS
+
+
 def kernel_from_outside(overload: OpOverload) -> Callable[..., Any] | None:
     """The kernel that others registered for ``xla``, or for every device (``CompositeExplicitAutograd``), or None.
 
     The latter is where ``torch.library.custom_op`` without ``device_types`` registers its function.
     """
-    if overload.namespace in _OURS:
+    if not is_from_outside(overload):
         return None
     key = next(filter(overload.has_kernel_for_dispatch_key, _TAKEN), None)
     return None if key is None else functools.partial(overload._op_dk, key)  # torch 2.13
