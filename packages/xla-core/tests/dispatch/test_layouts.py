@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from xla_core.dispatch.layouts import MSG_LAYOUT, LayoutError
 from xla_core.testing.against_cpu import assert_same, copy_to, fallbacks
@@ -81,3 +83,27 @@ def test_a_copy_of_a_part_keeps_its_storage():
         copied = copy_to(part, device)
         assert copied.cpu().tolist() == part.tolist()
         assert copied.untyped_storage().nbytes() == part.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_an_encoder_asks_in_evaluation_whether_padding_is_at_the_end(length):
+    """Its fast path with nested tensors is for CPU and CUDA; it asks before it looks at the device."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    moved = copy.deepcopy(encoder).to("xla")
+    x = torch.randn(2, 5, 8)
+    for padding in (torch.arange(5) >= length, torch.arange(5) < 5 - length):
+        padding = padding.expand(2, 5)
+        with fallbacks() as ran_on_cpu, torch.no_grad():
+            result = moved(x.to("xla"), src_key_padding_mask=padding.to("xla")).cpu()
+        assert not ran_on_cpu
+        wanted = encoder(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(result[~padding], wanted[~padding])
+        aligned = [
+            torch._nested_tensor_from_mask_left_aligned(x.to(device), ~padding.to(device))
+            for device in ("cpu", "xla")
+        ]
+        assert aligned == [not padding[0, 0]] * 2
+    with pytest.raises(RuntimeError, match="to be of ScalarType Bool"):
+        torch._nested_tensor_from_mask_left_aligned(x.to("xla"), torch.ones(2, 5, device="xla"))

@@ -100,8 +100,8 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
         if LIBRARY in _flags_in_force:
             return _flags_in_force[LIBRARY]
         if runtime_library.library_loaded(LIBRARY):
-            found = _flags_in_force[LIBRARY] = _foreign_flags(options, wanted)
-            return found
+            in_force = _flags_in_force[LIBRARY] = _foreign_flags(options, wanted)
+            return in_force
         variables = {
             settings.LIBTPU_INIT_ARGS.name: wanted,
             settings.ML_PLATFORM.name: "PyTorch/XLA",

@@ -32,6 +32,8 @@ MSG_OFFICIAL: Final = (
 )
 
 _failure: list[RuntimeError] = []
+_loading: Final = Once()
+_LOADING_PRIORITY: Final = 30  # torch's own devices have 10 to 26
 _early: Final = Once()  # begun when the guard's registration is tried at import torch
 
 
@@ -63,8 +65,21 @@ def _attach() -> None:
     device_guard.register()
     compat = importlib.import_module("xla_core.torch_bridge.torch_private")
     compat.register_factory_fallback(_factory)
+    if _loading.begin():
+        torch.serialization.register_package(_LOADING_PRIORITY, lambda _storage: None, _restore)
     # before torch_xla is imported: a seed that was set earlier counts
     compat.seed_with_torch(random_state.seed_all)
+
+
+def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """Load ``storage`` to an ``xla`` device, which nothing in this process may have used yet."""
+    if not location.startswith("xla"):
+        return None
+    ensure()
+    restored: torch.UntypedStorage | None = importlib.import_module(
+        "xla_core.torch_features.saving"
+    ).restore(storage, location)
+    return restored
 
 
 def ensure() -> None:

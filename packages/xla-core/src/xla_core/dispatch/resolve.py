@@ -81,6 +81,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten._pack_padded_sequence.default: host_length_operands.pack_padded_sequence,
     aten.allclose.default: transfers.allclose,
+    aten._nested_tensor_from_mask_left_aligned.default: transfers.is_left_aligned,
     aten.is_pinned.default: transfers.is_pinned,
     aten._pin_memory.default: transfers.pin_memory,
     aten.is_same_size.default: transfers.is_same_size,

@@ -251,6 +251,14 @@ def allclose(args: Operands, kwargs: NamedOperands | None) -> bool:
     return bool(read(torch.isclose(*args, **(kwargs or {})).all()).item())
 
 
+def is_left_aligned(args: Operands, _kwargs: NamedOperands | None) -> bool:
+    """``_nested_tensor_from_mask_left_aligned``, which TransformerEncoder asks on any device. Reads the mask."""
+    values, mask = args
+    sized = torch.zeros(()).expand(values.shape)  # only its size matters
+    aligned: bool = torch._nested_tensor_from_mask_left_aligned(sized, read(mask))
+    return aligned
+
+
 def is_same_size(args: Operands, _kwargs: NamedOperands | None) -> bool:
     """``is_same_size``, which forward-mode AD calls for every tangent; reads no value."""
     return bool(args[0].shape == args[1].shape)

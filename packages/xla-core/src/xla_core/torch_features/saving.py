@@ -1,7 +1,12 @@
-"""Saving values of ``xla`` tensors: ``xm.save``, ``xser.save`` and ``xser.load``.
+"""Saves values of ``xla`` tensors (``xm.save``, ``xser.save``, ``xser.load``), and loads any checkpoint to ``xla``.
 
 Both write a checkpoint of PyTorch's own format that ``torch.load`` reads, with CPU tensors in it. Tensors
 are fetched from the device one at a time, while the file is being written.
+
+In ``torch.load(path, map_location="xla")`` PyTorch makes storages in host memory, hands each over with the
+location that it shall have, and then makes tensors that show parts of storages. Here a storage stays in host memory
+and says that it is on the device; what it holds is uploaded when the first tensor is made of it. Tensors that share
+a storage in the file share one on the device, as they do on other devices.
 """
 
 from __future__ import annotations
@@ -21,16 +26,27 @@ import torch
 from torch.storage import TypedStorage
 
 from xla_core.dispatch.transfers import read
+from xla_core.dispatch.views import become
 from xla_core.recording import tensor_trees
 from xla_core.recording.storage import Storage, View
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, set_handler
 from xla_core.support import atomic_file
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import release_free_memory
 
 MSG_NO_PART: Final = (
     "{path} was saved in torch_xla's former form, in two places: the file and the folder {folder}, "
     "which lacks {name}; copy the folder beside the file"
+)
+
+_DEVICE_TYPE: Final = "xla"
+MSG_FORMER_FORMAT: Final = (
+    "{location}: files in PyTorch's format of before 1.6 are loaded to the CPU only, "
+    'torch.load(..., map_location="cpu"); move the tensors after that: .to({location!r})'
+)
+MSG_STORAGE: Final = (
+    "set_ of a tensor on {device} needs a tensor there, got a storage on {found}; "
+    "upload it first, as a tensor: .to({device!r})"
 )
 
 # The dtypes for which torch has a class of storage: others are written as CPU tensors at once.
@@ -212,3 +228,73 @@ def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool)
         return stand_in
 
     return tensor_trees.map_tensors(data, reference)
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+class _Uploaded(torch.UntypedStorage):
+    """A storage in host memory, whose values are uploaded to ``target`` when a tensor is made of it."""
+
+    target: torch.device
+    whole: XLATensor | None
+    """All of it, once the first tensor was made."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where tensors are that are made of it."""
+        return self.target
+
+
+def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """``storage``, to be uploaded, if ``location`` is an ``xla`` device, else None: for ``register_package``.
+
+    Raises RuntimeError for files in the format of before PyTorch 1.6, where storages get their values last.
+    """
+    if location.partition(":")[0] != _DEVICE_TYPE:
+        return None
+    if getattr(storage, "_torch_load_uninitialized", False):  # torch 2.11 to 2.15
+        raise RuntimeError(MSG_FORMER_FORMAT.format(location=location))
+    set_handler(torch.ops.aten.set_.source_Storage_storage_offset, _set_storage)
+    storage.__class__ = _Uploaded
+    assert isinstance(storage, _Uploaded)
+    storage.target, storage.whole = torch.device(location), None
+    return storage
+
+
+def _set_storage(args: Operands, _kwargs: NamedOperands | None) -> Operand:
+    """``set_(storage, offset, size, stride)``: show a part of a storage that is being loaded."""
+    target, storage, offset, size, *rest = args
+    if not isinstance(storage, _Uploaded):
+        text = MSG_STORAGE.format(device=str(target.device), found=str(storage.device))
+        raise RuntimeError(text)
+    size, stride = (
+        tuple(size),
+        tuple(rest[0]) if rest else (),
+    )  # PyTorch leaves out what is the default
+    if storage.whole is None:
+        storage.whole = _upload(storage, torch.empty(0, dtype=target.dtype), offset, size, stride)
+    whole = storage.whole
+    if (offset, size, stride) != (0, tuple(whole.shape), whole.stride()):
+        whole = whole.as_strided(size, stride, offset)
+    return become(target, whole)
+
+
+def _upload(
+    storage: _Uploaded,
+    host: torch.Tensor,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> XLATensor:
+    """All that ``storage`` holds, in the form of the tensor that is made of it if that shows all of it, else flat.
+
+    A tensor that shows all is then no view: steps that take it have no operation for that. ``host`` is on the CPU.
+    """
+    host.set_(storage, offset, size, stride)
+    flat = (storage.nbytes() // host.dtype.itemsize,)
+    if not host.is_contiguous() or (host.numel(),) != flat:
+        host.set_(storage, 0, flat, (1,))
+    uploaded = host.to(storage.target)
+    assert isinstance(uploaded, XLATensor)
+    return uploaded
