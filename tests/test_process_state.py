@@ -60,7 +60,7 @@ REASONS = {
     "xla_core.recording.untyped_storage": {"_stand_ins": OWNER},
     "xla_core.recording.xla_tensor": {
         "handlers": OPERATOR, "_overloads": OPERATOR, "_plain": OPERATOR, "_chosen": OPERATOR,
-        "_pickled": OWNER,
+        "_pickled": OWNER, "_classes_on_xla": "one entry per class",
     },
     "xla_core.support.caches": {"_registered": CODE},
     "xla_core.support.counters": {

@@ -207,10 +207,9 @@ _NESTED: Final = object()
 def _kind(leaf: Operand) -> Operand:
     """What of an argument decides which recording is replayed."""
     if type(leaf) is XLATensor:
-        if leaf._v is None:
-            return leaf._s.meta, leaf.requires_grad
-        views = tuple((v.plan, v.tail) for v in chain(leaf._v))
-        return leaf._s.meta, leaf.requires_grad, views
+        return _kind_of_tensor(leaf)
+    if isinstance(leaf, XLATensor):
+        return type(leaf), _kind_of_tensor(leaf)
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.shape, leaf.device.type, leaf.requires_grad
     if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
@@ -218,6 +217,13 @@ def _kind(leaf: Operand) -> Operand:
     if isinstance(leaf, (tuple, list, dict)):
         return _NESTED
     return _Identity(leaf)
+
+
+def _kind_of_tensor(tensor: XLATensor) -> tuple[object, ...]:
+    if tensor._v is None:
+        return tensor._s.meta, tensor.requires_grad
+    views = tuple((v.plan, v.tail) for v in chain(tensor._v))
+    return tensor._s.meta, tensor.requires_grad, views
 
 
 class _Identity:

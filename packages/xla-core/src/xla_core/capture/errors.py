@@ -40,6 +40,10 @@ MSG_RESULT: Final = (
     "{name}: the step returns {got}, which is not the same in every call; only tensors that it computes on "
     "{device} can differ"
 )
+MSG_CLASS: Final = (
+    "{name}: the step returns a tensor of the class {cls}, a replay plain ones. Return "
+    ".as_subclass(torch.Tensor), and make it a {cls} outside"
+)
 MSG_SIDE_EFFECT: Final = (
     "{name}: the step changes {what} (from {old} to {new}), which a replay would not. Do it outside"
 )

@@ -16,7 +16,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, is_users_class
 from xla_core.torch_bridge.operands import Operand
 
 
@@ -174,6 +174,8 @@ def _results(
     places: dict[int, int] = {}
     results = []
     for a, b in zip(former.leaves, latter.leaves, strict=True):
+        if is_users_class(type(b)):
+            raise refuse(errors.MSG_CLASS, name=name, cls=type(b).__qualname__)
         if not isinstance(b, XLATensor) or b._s.trace is not trace:
             if not _is_constant(a, b):
                 raise refuse(errors.MSG_RESULT, name=name, got=_told(b), device=trace.device)

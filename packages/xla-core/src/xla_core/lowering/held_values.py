@@ -49,7 +49,7 @@ def held_values() -> list[HeldValue]:
     storages: dict[int, Storage] = {}
     tensors: defaultdict[int, int] = defaultdict(int)
     for candidate in gc.get_objects():
-        if type(candidate) is XLATensor:
+        if issubclass(type(candidate), XLATensor):
             storages[id(candidate._s)] = candidate._s
             tensors[id(candidate._s)] += 1
     traces = {id(s.trace): s.trace for s in storages.values()}.values()
@@ -135,7 +135,7 @@ def _names() -> dict[int, str]:
             for parameter, state in optimizer.state.items():
                 of = names.get(_key(parameter), "a parameter")
                 for key, value in state.items():
-                    if type(value) is XLATensor:
+                    if isinstance(value, XLATensor):
                         names.setdefault(_key(value), f"{key} of {of}")
     return names
 
@@ -146,11 +146,11 @@ def _of_module(module: torch.nn.Module) -> Iterator[tuple[int, str]]:
         ("buffer", module.named_buffers()),
     ):
         for name, tensor in named:
-            if type(tensor) is XLATensor:
+            if isinstance(tensor, XLATensor):
                 yield _key(tensor), f"{kind} {name}"
             if isinstance(tensor.grad, XLATensor):
                 yield _key(tensor.grad), f"gradient of {name}"
 
 
 def _key(tensor: object) -> int:
-    return id(tensor._s) if type(tensor) is XLATensor else 0
+    return id(tensor._s) if isinstance(tensor, XLATensor) else 0

@@ -7,6 +7,7 @@ Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own. The c
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import strided
 from torch._ops import OpOverload
+from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
 from xla_core.recording import untyped_storage
@@ -25,6 +27,12 @@ MSG_NOT_NUMPY: Final = (
     "can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
     "memory first."
 )
+
+MSG_OWN_DISPATCH: Final = (
+    "a tensor on an xla device cannot be a {cls}: the class has a __torch_dispatch__ of its own. Make it a wrapper "
+    "around xla tensors, or define __torch_function__ instead"
+)
+MSG_NO_CLASS: Final = "a tensor on an xla device cannot be a {cls}: {reason}"
 
 # The host copies that pickle has in hand, and the versions of the storages that they were read at.
 _pickled: Final[weakref.WeakKeyDictionary[Storage, tuple[weakref.ref[torch.Tensor], int]]] = (
@@ -180,7 +188,8 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         host = self.detach().cpu()
-        text = torch_private.tensor_text(host, self)
+        name = type(self).__name__ if is_users_class(type(self)) else "tensor"
+        text = torch_private.tensor_text(host, self, name)
         return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
 
     def __format__(self, spec: str) -> str:
@@ -248,6 +257,17 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             _pickled[s] = (weakref.ref(cpu), s.version)
         return cpu
 
+    def as_subclass(self, cls: type[torch.Tensor]) -> Any:
+        """An alias that is a ``cls``, which is a subclass of ``torch.Tensor``.
+
+        Its class is a subclass of ``cls`` with the same name. Raises TypeError if there cannot be one.
+        """
+        with torch_private.without_torch_function():
+            alias = torch.ops.aten.alias.default(self)
+        if not issubclass(XLATensor, cls):
+            alias.__class__ = _on_xla(cls)
+        return alias
+
     def __coerce_same_metadata_as_tangent__(
         self, _metadata: object, _type: object = None
     ) -> XLATensor:
@@ -289,6 +309,97 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             if name != "_is_param":
                 setattr(copied, name, copy.deepcopy(value, memo))
         return copied
+
+
+_classes_on_xla: Final[dict[type, type[XLATensor]]] = {}
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether tensors of ``cls`` were made by ``as_subclass``."""
+    return cls in _classes_on_xla.values()
+
+
+def _on_xla(cls: type[torch.Tensor]) -> type[XLATensor]:
+    """The class of ``xla`` tensors that are a ``cls``."""
+    if issubclass(cls, XLATensor):
+        return cls
+    if cls not in _classes_on_xla:
+        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(MSG_OWN_DISPATCH.format(cls=cls.__qualname__))
+        try:
+            _classes_on_xla[cls] = _make_class(cls)
+        except TypeError as error:
+            raise TypeError(MSG_NO_CLASS.format(cls=cls.__qualname__, reason=error)) from error
+    return _classes_on_xla[cls]
+
+
+# Of the methods above those that call operators: a class may have its say, as in torch's own.
+_OF_PYTHON: Final = ("__repr__", "__format__", "contiguous", "numpy", "__array__", "tolist")
+_COPYING: Final = ("__copy__", "__deepcopy__")
+
+
+def _make_class(cls: type[torch.Tensor]) -> type[XLATensor]:
+    """A subclass of ``cls`` and ``XLATensor``, to which the class of an ``XLATensor`` may be set."""
+
+    def __torch_function__(
+        _cls: type,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # results on other devices are of ``cls`` itself
+        known = tuple(cls if one is combined else one for one in types)
+        return cls.__torch_function__(func, known, args, kwargs or {})
+
+    def __reduce_ex__(self: XLATensor, protocol: object) -> tuple[Any, ...]:
+        with torch_private.without_torch_function():
+            rebuild, values = XLATensor.__reduce_ex__(self, protocol)
+        return _rebuild_from_type_v2, (rebuild, cls, values, dict(self.__dict__))
+
+    disabled = cls.__torch_function__ is torch_private.disabled_torch_function
+    members = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        # where torch.compile looks for it
+        "__torch_dispatch__": XLATensor.__dict__["__torch_dispatch__"],
+        "__torch_function__": (
+            torch_private.disabled_torch_function if disabled else classmethod(__torch_function__)
+        ),
+        "__reduce_ex__": __reduce_ex__,
+    }
+    members |= {} if disabled else {name: _asking(cls, name) for name in _OF_PYTHON}
+    members |= {name: _copying(name) for name in _COPYING}
+    for name in (*_OF_PYTHON, *_COPYING, "__reduce_ex__"):
+        if getattr(cls, name, None) is not getattr(torch.Tensor, name, None):
+            members.pop(name, None)
+    combined: type[XLATensor] = XLATensorType(cls.__name__, (cls, XLATensor), members)
+    return combined
+
+
+def _asking(cls: type[torch.Tensor], name: str) -> Callable[..., Any]:
+    """``XLATensor``'s method ``name``, called through ``cls.__torch_function__``."""
+    method = getattr(XLATensor, name)
+
+    @functools.wraps(method)
+    def call(self: XLATensor, *args: Any, **kwargs: Any) -> Any:
+        return cls.__torch_function__(method, (cls,), (self, *args), kwargs)
+
+    return call
+
+
+def _copying(name: str) -> Callable[..., Any]:
+    """``XLATensor``'s method ``name``, whose result gets the class of the tensor."""
+    method = getattr(XLATensor, name)
+
+    @functools.wraps(method)
+    def call(self: XLATensor, *args: Any) -> Any:
+        with torch_private.without_torch_function():
+            copied = method(self, *args)
+        copied.__class__ = type(self)
+        return copied
+
+    return call
 
 
 def tensor_on(

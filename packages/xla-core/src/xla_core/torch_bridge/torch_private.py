@@ -25,6 +25,9 @@ from xla_core.torch_bridge.operands import Operand
 
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
+# A context manager inside which no class's __torch_function__ is called (torch 2.11 to 2.15).
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+
 # Makes a tensor without memory whose device and dispatch keys are real: ``make_wrapper(kind, shape, strides,
 # offset, memory_format, dtype, layout, device)``. By position, since by name takes a quarter longer (torch 2.11
 # to 2.15).
@@ -317,9 +320,9 @@ def explain_late_backward() -> None:
         module._engine_run_backward = explained  # torch 2.11 to 2.15
 
 
-def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
-    """The text that torch prints for ``shown``, whose values are in the CPU tensor ``host``."""
-    prefix = "tensor("
+def tensor_text(host: torch.Tensor, shown: torch.Tensor, name: str) -> str:
+    """The text that torch prints for ``shown``, a ``name``, whose values are in the CPU tensor ``host``."""
+    prefix = f"{name}("
     suffixes = [f"device='{shown.device}'"]
     if host.numel() == 0:
         if host.dim() != 1:
