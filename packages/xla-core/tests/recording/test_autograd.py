@@ -511,3 +511,68 @@ def test_exponential_moving_average():
         model.weight.add_(1)
     average.update_parameters(model)
     close(average.module.weight, start + 0.1)
+
+
+class WritesInBackward(torch.autograd.Function):
+    """Its backward function fills a buffer through aliases of its views."""
+
+    @staticmethod
+    def forward(ctx, x, alias):
+        ctx.alias = alias
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        buffer = gradient.new_zeros(3, 4)
+        view = buffer.view(4, 3)
+        for column in range(3):
+            ctx.alias(view)[:, column] = column + 1
+        ctx.alias(buffer[0])[3] = 7
+        return buffer * gradient, None
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        pytest.param(lambda t: t.data, id="data"),
+        pytest.param(lambda t: t.detach(), id="detach"),
+        pytest.param(lambda t: t.view_as(t).detach(), id="view"),
+    ],
+)
+def test_a_backward_function_writes_to_what_its_aliases_show(alias):
+    """They were copies there, as gradients that become a leaf's are."""
+    gradients = []
+    for device in ("cpu", "xla"):
+        x = torch.ones(3, 4, device=device, requires_grad=True)
+        WritesInBackward.apply(x, alias).sum().backward()
+        gradients.append(x.grad.cpu())
+    assert gradients[1].equal(gradients[0]) and gradients[0].count_nonzero() == 12
+
+
+def test_a_gradient_that_is_a_view_is_copied_whoever_calls_autograd():
+    def gradient_of(run):
+        leaf = torch.ones(2, 3, device="xla", requires_grad=True)
+        weights = torch.arange(6.0).reshape(3, 2).to("xla").requires_grad_()
+        run((leaf.t() * weights).sum())
+        weights_before = weights.detach().cpu()
+        leaf.grad.zero_()
+        assert weights.detach().cpu().equal(weights_before)
+        return weights.grad.tolist()
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, inner):
+            ctx.inner = inner
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.enable_grad():
+                ctx.inner()
+            return gradient, None
+
+    def from_inside(loss):
+        x = torch.ones(1, device="xla", requires_grad=True)
+        Inside.apply(x, loss.backward).sum().backward()
+
+    assert gradient_of(lambda loss: loss.backward()) == gradient_of(from_inside) == [[1.0] * 2] * 3

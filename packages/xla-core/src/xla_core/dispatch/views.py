@@ -15,7 +15,7 @@ from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.storage import View
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of, tensor_on
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
-from xla_core.torch_bridge.torch_private import current_backward, make_wrapper
+from xla_core.torch_bridge.torch_private import asked_by_autograd, current_backward, make_wrapper
 
 is_inference_mode = torch.is_inference_mode_enabled
 
@@ -104,10 +104,16 @@ def detach(args: Operands, kwargs: NamedOperands | None) -> Operand:
 
     If the strides of a gradient are not those of the leaf, autograd copies it (``AccumulateGrad``). Here all
     strides look the same, and ``.grad`` would remain a transpose or expansion of another
-    tensor, which a write to ``.grad`` must not change. So a view gets its own storage.
+    tensor, which a write to ``.grad`` must not change. So a view gets its own storage. ``.data`` and
+    ``detach()`` in a backward function of a user's are aliases, to which it may write.
     """
     base = args[0]
-    if base._v is None or current_backward() == -1 or torch.is_grad_enabled():
+    if (
+        base._v is None
+        or current_backward() == -1
+        or torch.is_grad_enabled()
+        or not asked_by_autograd()
+    ):
         # the same as ``alias``, without a call: each result that autograd saves is detached
         make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
         return tensor_on(base._s, base._v, make)

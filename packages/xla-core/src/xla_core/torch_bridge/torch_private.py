@@ -12,16 +12,19 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import _tensor_str
 from torch.utils import _foreach_utils, _python_dispatch
 
+from xla_core.support import own_packages
 from xla_core.support.once import Once
 from xla_core.torch_bridge import error_texts
 from xla_core.torch_bridge.operands import Operand
+
+_INTERNAL: Final = frozenset({"torch", *own_packages.IMPORT_NAMES})
 
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
@@ -345,6 +348,26 @@ def asked_by_fake_tensors() -> bool:
     """Whether the caller of our caller is torch's code that makes fake tensors of real ones."""
     # torch 2.13: it hands the storage on to C++, as the object that torch itself made
     return sys._getframe(2).f_globals.get("__name__") == "torch._subclasses.meta_utils"
+
+
+def asked_by_autograd() -> bool:
+    """Whether autograd itself called the operator in a backward pass, and not a function of a user's in it.
+
+    Between the two are frames of torch's Python code and of ours. Nothing is below autograd's in its own threads.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == "torch.autograd.graph" and frame.f_code.co_name == "_engine_run_backward":
+            return True  # torch 2.11 to 2.15: it calls the engine
+        # a user's dispatch mode hands on what autograd calls
+        if (
+            module.partition(".")[0] not in _INTERNAL
+            and frame.f_code.co_name != "__torch_dispatch__"
+        ):
+            return False
+        frame = frame.f_back
+    return True
 
 
 # -- torch.compile ----------------------------------------------------------------------------------
