@@ -15,6 +15,7 @@ import torch
 from xla_core.extension_api.programs import kept_from_varying
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, TensorMeta, operations_of
+from xla_core.support import flags
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.differences import Change, Difference, Kind, name_of
 
@@ -47,11 +48,10 @@ class Cause(enum.Enum):
 ADVICE: Final = {
     Cause.FIRST: "nothing to do: something has to be compiled once",
     Cause.NEW: "nothing to do if it happens once; a loop that does this every step never ends compiling",
-    Cause.BATCH: "keep the batch size: DataLoader(drop_last=True), pad the last batch, or XLA_VARYING_SHAPES=1",
-    Cause.SHAPE: "keep shapes constant: pad to one length, or to a few (buckets such as 64, 128, 256), or let "
-    "XLA_VARYING_SHAPES=1 do that",
+    Cause.BATCH: "keep the batch size: DataLoader(drop_last=True), or pad the last batch",
+    Cause.SHAPE: "keep shapes constant: pad to one length, or to a few (buckets such as 64, 128, 256)",
     Cause.DTYPE: "convert inputs to one dtype before they go to the device",
-    Cause.SIZE: "keep sizes constant, mask instead of slicing, or set XLA_VARYING_SHAPES=1",
+    Cause.SIZE: "keep sizes constant, or mask instead of slicing",
     Cause.CONSTANT: "make it a tensor (torch.tensor(value, device=...)), whose value may change freely",
     Cause.LOOP: "run a fixed number of rounds and mask those that are too many (torch.where), or use while_loop of "
     "torch_xla.experimental.fori_loop, whose number of rounds may be a tensor",
@@ -82,6 +82,12 @@ MSG_KEPT_OUT: Final = (
     "no program for several lengths can be made (XLA_VARYING_SHAPES) of steps with {reasons}. Avoid them, or pad "
     "to a few lengths; docs/shapes.md says through which operators a length may vary"
 )
+# What follows the advice about sizes, by the value of XLA_VARYING_SHAPES (None: by default).
+_SHARING: Final = {
+    None: "From the fourth size on, large steps share a program; small ones do with XLA_VARYING_SHAPES=1",
+    True: "From the third size on, steps share a program",
+    False: "Without XLA_VARYING_SHAPES=0, steps would share a program",
+}
 # Causes that do not occur with programs for several sizes.
 _SIZES: Final = frozenset({Cause.BATCH, Cause.SHAPE, Cause.SIZE})
 _MAX_REASONS: Final = 2
@@ -89,9 +95,11 @@ _MAX_REASONS: Final = 2
 
 def advice_for(cause: Cause) -> str:
     """The advice for a cause. For sizes, it names operators that kept steps from sharing a program."""
-    reasons = kept_from_varying() if cause in _SIZES else {}
-    if not reasons:
+    if cause not in _SIZES:
         return ADVICE[cause]
+    reasons = kept_from_varying()
+    if not reasons:
+        return f"{ADVICE[cause]}. {_SHARING[flags.VARYING_SHAPES.get()]}"
     most = sorted(reasons, key=lambda reason: -reasons[reason])[:_MAX_REASONS]
     return MSG_KEPT_OUT.format(reasons="; ".join(most))
 
