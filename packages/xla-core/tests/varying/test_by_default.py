@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import torch_xla
-import torch_xla.debug.metrics as metrics
 from torch_xla.experimental import mark_dynamic
 from torch_xla.experimental.capture import capture
 from xla_core.execution.device_backend import DeviceBackend
@@ -21,7 +20,7 @@ _LENGTHS = (8, 12, 9, 11, 7)
 def nothing_known(monkeypatch):
     monkeypatch.delenv("XLA_VARYING_SHAPES", raising=False)
     caches.clear_all()
-    metrics.clear_all()
+    counters.clear()
     yield
     caches.clear_all()
 
@@ -53,17 +52,15 @@ def test_large_steps_share_a_program_from_the_fourth_length_on():
 
 
 def test_the_padding_of_each_new_length_is_a_metric():
-    assert metrics.metric_data("VaryingShapesPadding") is None
     _served_and_compiled(_LENGTHS[:3])
-    assert metrics.metric_data("VaryingShapesPadding") is None  # each has a program of its own
+    assert families.PADDING not in counters.all_metrics()  # each has a program of its own
     _served_and_compiled(_LENGTHS[3:])
     _served_and_compiled(_LENGTHS)  # nothing new
-    count, total, samples = metrics.metric_data("VaryingShapesPadding")
-    assert count == 2
+    metric = counters.all_metrics()["VaryingShapesPadding"]
     # of 12 places, 11 and 7 are used
-    assert [value for _, value in samples] == pytest.approx([100 / 12, 500 / 12])
-    assert total == pytest.approx(600 / 12)
-    assert "VaryingShapesPadding" in metrics.metrics_report()
+    assert [value for _, value in metric.samples] == pytest.approx([100 / 12, 500 / 12])
+    assert (metric.total, metric.accumulator) == (2, pytest.approx(600 / 12))
+    assert "VaryingShapesPadding" in counters.report()
 
 
 def test_small_steps_are_left_alone():
