@@ -513,22 +513,17 @@ def test_exponential_moving_average():
     close(average.module.weight, start + 0.1)
 
 
-class WritesInBackward(torch.autograd.Function):
-    """Its backward function fills a buffer through aliases of its views."""
+class CallsInBackward(torch.autograd.Function):
+    """Its backward function is the one that it is called with."""
 
     @staticmethod
-    def forward(ctx, x, alias):
-        ctx.alias = alias
+    def forward(ctx, x, function):
+        ctx.function = function
         return x * 1
 
     @staticmethod
     def backward(ctx, gradient):
-        buffer = gradient.new_zeros(3, 4)
-        view = buffer.view(4, 3)
-        for column in range(3):
-            ctx.alias(view)[:, column] = column + 1
-        ctx.alias(buffer[0])[3] = 7
-        return buffer * gradient, None
+        return ctx.function(gradient), None
 
 
 @pytest.mark.parametrize(
@@ -541,10 +536,19 @@ class WritesInBackward(torch.autograd.Function):
 )
 def test_a_backward_function_writes_to_what_its_aliases_show(alias):
     """They were copies there, as gradients that become a leaf's are."""
+
+    def fill(gradient):
+        buffer = gradient.new_zeros(3, 4)
+        view = buffer.view(4, 3)
+        for column in range(3):
+            alias(view)[:, column] = column + 1
+        alias(buffer[0])[3] = 7
+        return buffer * gradient
+
     gradients = []
     for device in ("cpu", "xla"):
         x = torch.ones(3, 4, device=device, requires_grad=True)
-        WritesInBackward.apply(x, alias).sum().backward()
+        CallsInBackward.apply(x, fill).sum().backward()
         gradients.append(x.grad.cpu())
     assert gradients[1].equal(gradients[0]) and gradients[0].count_nonzero() == 12
 
@@ -559,20 +563,13 @@ def test_a_gradient_that_is_a_view_is_copied_whoever_calls_autograd():
         assert weights.detach().cpu().equal(weights_before)
         return weights.grad.tolist()
 
-    class Inside(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, inner):
-            ctx.inner = inner
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, gradient):
-            with torch.enable_grad():
-                ctx.inner()
-            return gradient, None
-
     def from_inside(loss):
+        def run(gradient):
+            with torch.enable_grad():
+                loss.backward()
+            return gradient
+
         x = torch.ones(1, device="xla", requires_grad=True)
-        Inside.apply(x, loss.backward).sum().backward()
+        CallsInBackward.apply(x, run).sum().backward()
 
     assert gradient_of(lambda loss: loss.backward()) == gradient_of(from_inside) == [[1.0] * 2] * 3

@@ -117,6 +117,14 @@ def test_files_that_are_mapped_into_memory(tmp_path):
     assert loaded.cpu().equal(VALUES["matrix"])
 
 
+@pytest.fixture
+def forgotten_location():
+    """After an error torch.load (2.11 to 2.15) keeps ``map_location`` for what is unpickled until the next load."""
+    yield
+    torch.load(saved(torch.ones(1)))
+
+
+@pytest.mark.usefixtures("forgotten_location")
 def test_what_cannot_be_loaded_so_says_what_to_do():
     former = saved(torch.ones(2), _use_new_zipfile_serialization=False)
     with pytest.raises(RuntimeError, match=r'map_location="cpu".*\.to\(\'xla\'\)'):

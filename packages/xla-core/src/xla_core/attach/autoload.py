@@ -73,7 +73,7 @@ def _attach() -> None:
 
 def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
     """Load ``storage`` to an ``xla`` device, which nothing in this process may have used yet."""
-    if not location.startswith("xla"):
+    if location.partition(":")[0] != "xla":
         return None
     ensure()
     restored: torch.UntypedStorage | None = importlib.import_module(

@@ -39,7 +39,6 @@ MSG_NO_PART: Final = (
     "which lacks {name}; copy the folder beside the file"
 )
 
-_DEVICE_TYPE: Final = "xla"
 MSG_FORMER_FORMAT: Final = (
     "{location}: files in PyTorch's format of before 1.6 are loaded to the CPU only, "
     'torch.load(..., map_location="cpu"); move the tensors after that: .to({location!r})'
@@ -246,16 +245,13 @@ class _Uploaded(torch.UntypedStorage):
         return self.target
 
 
-def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """``storage``, to be uploaded, if ``location`` is an ``xla`` device, else None: for ``register_package``.
+def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    """``storage``, to be uploaded to ``location``, an ``xla`` device.
 
     Raises RuntimeError for files in the format of before PyTorch 1.6, where storages get their values last.
     """
-    if location.partition(":")[0] != _DEVICE_TYPE:
-        return None
     if getattr(storage, "_torch_load_uninitialized", False):  # torch 2.11 to 2.15
         raise RuntimeError(MSG_FORMER_FORMAT.format(location=location))
-    set_handler(torch.ops.aten.set_.source_Storage_storage_offset, _set_storage)
     storage.__class__ = _Uploaded
     assert isinstance(storage, _Uploaded)
     storage.target, storage.whole = torch.device(location), None
@@ -268,16 +264,17 @@ def _set_storage(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     if not isinstance(storage, _Uploaded):
         text = MSG_STORAGE.format(device=str(target.device), found=str(storage.device))
         raise RuntimeError(text)
-    size, stride = (
-        tuple(size),
-        tuple(rest[0]) if rest else (),
-    )  # PyTorch leaves out what is the default
+    # PyTorch leaves out the strides of a number, which are the default
+    size, stride = tuple(size), tuple(rest[0]) if rest else ()
     if storage.whole is None:
         storage.whole = _upload(storage, torch.empty(0, dtype=target.dtype), offset, size, stride)
     whole = storage.whole
     if (offset, size, stride) != (0, tuple(whole.shape), whole.stride()):
         whole = whole.as_strided(size, stride, offset)
     return become(target, whole)
+
+
+set_handler(torch.ops.aten.set_.source_Storage_storage_offset, _set_storage)
 
 
 def _upload(
