@@ -10,13 +10,16 @@ import inspect
 import os
 import re
 import signal
+import threading
 import time
+from concurrent import futures
 
 import dist_vitals
 import pytest
 from dist_jobs import clean_environment
 
 from xla_core.support import flight_files, flight_report
+from xla_dist.job_health import flight_recorder, flight_snapshot
 from xla_dist.testing import faults
 from xla_spmd.checkpoint import preemption
 
@@ -91,6 +94,32 @@ def test_a_fault_leaves_a_report(launch, folder, kind, culprit):
         assert "(collective 12)" in page
     assert error.count(f"flight report: {folder}") == 1, error
     assert not list(folder.glob("*/running/0.json"))
+
+
+def test_two_threads_that_end_a_process_name_one_report(folder, monkeypatch):
+    """The main thread by its error, and the watchdog, which finds the cause while that error is written."""
+    writes, may_write = threading.Event(), threading.Event()
+    take = flight_snapshot.take
+
+    def slowly(*arguments):
+        writes.set()
+        assert may_write.wait(60)
+        return take(*arguments)
+
+    monkeypatch.setattr(flight_snapshot, "take", slowly)
+    recorder = flight_recorder.Recorder(None, 0, 1, lambda: None)
+    of_the_error = flight_snapshot.Facts("an error")
+    of_the_error.raised(ValueError("of its own"), own=True)
+    with futures.ThreadPoolExecutor() as threads:
+        main = threads.submit(recorder.dump, flight_recorder.END, of_the_error)
+        assert writes.wait(60)
+        watchdog = threads.submit(
+            recorder.dump, flight_recorder.END, flight_snapshot.Facts("a cause")
+        )
+        assert not futures.wait([watchdog], 0.2).done  # else the process ends before it has spoken
+        may_write.set()
+        (page,) = {main.result(), watchdog.result()}
+    assert "ValueError: of its own" in page.read_text()
 
 
 @pytest.mark.parametrize("kind", ["coordinator", "coordinator_stop"])

@@ -8,6 +8,7 @@ and checks whether one is requested. Each process writes its own part; the last 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -47,6 +48,8 @@ _SLOW_PAUSE_SECONDS: Final = 60.0
 _SAME_SECONDS: Final = 1.0
 """Signals that come so soon after each other are one."""
 _WITNESS_SECONDS: Final = 3.0
+_LAST_WORDS_SECONDS: Final = 3.0
+"""A thread that ends the process lets another that does so write its report for this long."""
 
 MSG_LONG: Final = (
     "ordinal {me}: step {step} has taken {seconds:.1f} s so far, the usual one {usual:.3f} s "
@@ -81,6 +84,8 @@ class Recorder:
         self._waiting = waiting
         self._asked = threading.Event()
         self._over = self._spoken = False
+        self._last_words = concurrent.futures.Future[Path | None]()
+        """The page that has the error that ends this process; another thread may also be ending it."""
         self._dumped: set[str] = set()
         self._dumped_at = time.monotonic()
         self._shown: object = None
@@ -211,13 +216,28 @@ class Recorder:
         with self._lock:
             if occasion in self._dumped and occasion != END:
                 return None
-            if (
-                self._spoken and facts.place is None
-            ):  # the words of the error that ends it are better
-                return None
-            self._spoken = facts.place is not None
-            self._dumped.add(occasion)
-            self._dumped_at = time.monotonic()
+            # the words of the error that ends it are better
+            spoken, self._spoken = self._spoken, self._spoken or facts.place is not None
+            if not spoken:
+                self._dumped.add(occasion)
+                self._dumped_at = time.monotonic()
+        if spoken and facts.place is None:
+            return self._page_of_last_words() if occasion == END else None
+        page = None
+        try:
+            page = self._write(occasion, facts)
+        finally:
+            if facts.place is not None and not self._last_words.done():
+                self._last_words.set_result(page)
+        return page
+
+    def _page_of_last_words(self) -> Path | None:
+        """The page that another thread writes: who ends the process must let it, and names the same page."""
+        with contextlib.suppress(TimeoutError):
+            return self._last_words.result(_LAST_WORDS_SECONDS)
+        return None
+
+    def _write(self, occasion: str, facts: Facts) -> Path | None:
         facts.waiting = facts.waiting or self._waiting()
         if self.count > 1 and self.order_check is not None:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ

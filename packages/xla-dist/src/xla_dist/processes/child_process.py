@@ -60,6 +60,23 @@ class Report:
     flight: str = ""
 
 
+class _Launcher:
+    """The launcher, which hears from this process once: the watchdog may end it while it reports its own error."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._heard = Once()
+
+    def send(self, report: Report) -> None:
+        """Send the first report; later ones are consequences of it."""
+        with self._lock:
+            if self._heard.begin():
+                # the launcher may have gone, which the watchdog handles
+                with contextlib.suppress(OSError, ValueError):
+                    self._pipe.send(report)
+
+
 def run_child(
     job: Job,
     pipe: object,
@@ -79,6 +96,7 @@ def run_child(
     for name in set(variables).difference(environment) if environment_is_whole else ():
         del variables[name]
     variables.update(environment)
+    launcher = _Launcher(pipe)
     _attended.begin()
     failure_reports.follow_launcher()
     try:
@@ -88,21 +106,21 @@ def run_child(
         current = session.begin()
         if current is not None and current.watchdog is not None:
             current.order_check.launch_log = launch_log
-            current.watchdog.on_end = lambda text, kind: _send(
-                pipe, Report(text, kind, time.time())
+            current.watchdog.on_end = lambda text, kind: launcher.send(
+                Report(text, kind, time.time())
             )
         result = fn(job.index, *args)
         training.wait_for_closures()
         finish()
     except SystemExit as end:
         if end.code not in (None, 0):
-            _fail(pipe, f"SystemExit: {end.code}", end)
+            _fail(launcher, f"SystemExit: {end.code}", end)
         finish()
-        _send(pipe, Report("", "own", time.time()))
+        launcher.send(Report("", "own", time.time()))
     except BaseException as error:
-        _fail(pipe, traceback.format_exc(), error)
+        _fail(launcher, traceback.format_exc(), error)
     else:
-        _send(pipe, Report("", "own", time.time(), *_pickled(result)))
+        launcher.send(Report("", "own", time.time(), *_pickled(result)))
     _leave()
 
 
@@ -234,7 +252,7 @@ def _leave() -> None:
         watchdog.wait_for_threads(_THREADS_SECONDS)
 
 
-def _fail(pipe: object, text: str, error: BaseException) -> None:
+def _fail(launcher: _Launcher, text: str, error: BaseException) -> None:
     """Report ``error`` to the launcher and to the other processes, and exit with status 1.
 
     ``text`` is the error's traceback.
@@ -247,7 +265,7 @@ def _fail(pipe: object, text: str, error: BaseException) -> None:
         text, kind = difference or text, "difference"
     flight_report = flight_recorder.failed(_reason(error, text), error, own=not consequence)
     path = flight_report.strip().partition(flight_recorder.MSG_REPORT.format(path=""))[2]
-    _send(pipe, Report(text + flight_report, kind, time.time(), flight=path))
+    launcher.send(Report(text + flight_report, kind, time.time(), flight=path))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
         if kind == "consequence":
@@ -282,10 +300,3 @@ def _difference(current: session.Session) -> str | None:
     except RuntimeError:
         return None  # the coordinator has gone as well
     return None
-
-
-def _send(pipe: Any, report: Report) -> None:
-    try:
-        pipe.send(report)
-    except (OSError, ValueError):
-        return  # the launcher has gone, which the watchdog handles
