@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import pytest
@@ -80,6 +81,20 @@ def test_a_call_clashes_when_one_instruction_reads_one_value_under_two_names(
 def test_a_program_without_functions_does_not_clash():
     text = HLO.format(given="%a, %a", first=TOGETHER, returned=BOTH, read="%d, %e")
     assert not clashes(text.replace("xla_repeat", "f"), set())
+
+
+def test_a_program_of_which_xla_has_removed_all_calls_does_not_clash(caplog):
+    """Functions of clones compute nothing."""
+    client = runtime.trace_of(None).backend.client
+    before = count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "outlining", EAGER)
+        given = [torch.full((3,), float(i)).to("xla") for i in range(12)]
+        found = [functools.reduce(lambda x, _: x.clone(), range(12), x) for x in given]
+        torch_xla.sync()
+    assert [x.tolist() for x in found] == [[float(i)] * 3 for i in range(12)]
+    assert count() == before
+    assert not caplog.text
 
 
 FINE = HLO.format(given="%a, %b", first=TOGETHER, returned=BOTH, read="%a, %d")
