@@ -1,4 +1,4 @@
-"""What a program says of the sizes that vary: ``torch_xla.experimental.mark_dynamic``."""
+"""How a program marks the sizes that vary: ``torch_xla.experimental.mark_dynamic``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ MSG_LOW: Final = "max={most} is below the size {size} of dimension {dim}"
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, *, max: int | None = None) -> None:
-    """Say that a dimension of ``tensor``, an input of steps, has another size from step to step.
+    """Declare that the size of a dimension of ``tensor``, an input of steps, varies from step to step.
 
-    Steps that take it share programs as with ``XLA_VARYING_SHAPES=1``, whether that is set or not, and from the
-    second size on instead of the third. No program is made for sizes above ``max`` (default: None, no limit), and
-    steps of larger sizes are compiled for themselves. Only this tensor is marked: mark each batch. What the values
-    are does not depend on it.
+    Steps that take it share programs as with ``XLA_VARYING_SHAPES=1``, even if that is not set, and from the second
+    size on instead of the third. Shared programs serve sizes up to ``max`` (default: None, no limit); steps of
+    larger sizes are compiled separately. Only this tensor is marked: mark each batch. Results do not change.
 
-    Raises TypeError for what is no xla tensor, RuntimeError for a view, IndexError for a dimension that there is
-    not, and ValueError for a ``max`` below the size.
+    Raises TypeError if ``tensor`` is not an xla tensor, RuntimeError for a view, IndexError if it has no dimension
+    ``dim``, and ValueError if ``max`` is below the size.
     """
     if not isinstance(tensor, XLATensor):
         raise TypeError(MSG_NOT_XLA.format(type=type(tensor).__name__))

@@ -1,4 +1,4 @@
-"""A program for all lengths up to a bound, and one step of certain lengths as a run of it."""
+"""A program for all lengths up to a bound, and its runs for steps of certain lengths."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ assert rules.MODULES
 
 
 Range: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""The smallest lengths, and the largest."""
+"""The smallest lengths and the largest ones."""
 
 
 class Recorded(NamedTuple):
-    """A recorded step: its entries, and the numbers of its wanted values."""
+    """A recorded step: its entries, and the numbers of the values that it returns."""
 
     trace: Trace
     entries: Sequence[Entry]
@@ -63,9 +63,9 @@ class Recorded(NamedTuple):
 class BoundProgram:
     """A compiled program for all lengths from ``lows`` up to ``limits``.
 
-    ``inputs`` are the shapes that its varying inputs are padded to, None for those that do not vary; ``outputs``
-    the sizes of its varying results, None for others. It may be used for lengths for which none of ``differences``
-    is zero, and all of ``sizes`` are at least ``LEAST``. ``from_cache`` says that it was not compiled here.
+    ``inputs`` are the shapes that its varying inputs are padded to (None for those that do not vary), ``outputs``
+    the sizes of its varying results (None for others). It is valid for lengths for which none of ``differences``
+    is zero and all of ``sizes`` are at least ``LEAST``. ``from_cache`` says that it was loaded, not compiled.
     """
 
     executable: Executable
@@ -80,7 +80,7 @@ class BoundProgram:
     from_cache: bool
 
     def serves(self, lengths: Sequence[int]) -> bool:
-        """Whether steps of these lengths may be runs of it."""
+        """Whether it can run steps of these lengths."""
         known = named(lengths)
         return (
             all(map(_within, self.lows, lengths, self.limits))
@@ -98,7 +98,7 @@ class BoundProgram:
 
 
 def named(lengths: Sequence[Any]) -> dict[str, Any]:
-    """Lengths by the names that they have in sizes."""
+    """Lengths by their names in symbolic sizes."""
     return {f"L{number}": length for number, length in enumerate(lengths)}
 
 
@@ -111,9 +111,9 @@ def _number(size: object, lengths: Mapping[str, int]) -> int:
 
 
 def narrowed(between: Range, lengths: Sequence[int], difference: Any) -> Range | None:
-    """The largest part of ``between`` around these lengths in which ``difference`` has one sign.
+    """The largest part of ``between`` around these lengths in which ``difference`` keeps its sign.
 
-    It is what ``symbolic_sizes.undecided`` gives. None where it is nothing, or of several lengths.
+    ``difference`` is what ``symbolic_sizes.undecided`` returned. None if it does not depend on exactly one length.
     """
     names = symbolic_sizes.names_in(difference)
     if len(names) != 1:
@@ -147,11 +147,11 @@ def build(
 ) -> BoundProgram:
     """Lower and compile the program of a step for all lengths ``between`` two bounds.
 
-    ``name`` is the program's. ``fitted`` says how its numbers depend on the lengths, ``sizes`` which of them are
-    sizes. Inputs and results that are about as long as a length have as many places as the largest of it and
-    ``room`` for more: what one run gives the next one takes. Raises NotCoveredError, which names operator and
-    line, where a length cannot vary, and what the compiler raises. ``flags`` is how many truth values it takes
-    behind the lengths.
+    ``name`` is the program's. ``fitted`` says how the step's numbers depend on the lengths, and ``sizes`` which of
+    them are sizes. Dimensions of inputs and results that are close to a length have the length's limit plus its
+    ``room`` as their size, so that the next run can take the results of one run. ``flags`` is the number of truth
+    values that the program takes after the lengths. Raises NotCoveredError, which names operator and line, if a
+    length cannot vary, and what the compiler raises.
     """
     lowering = _BoundLowering(step, fitted, sizes, between, name, room, flags)
     key, differences_key = lowering.cache_keys()
@@ -185,14 +185,14 @@ def build(
 
 
 def _store_differences(key: CacheKey | None, differences: Sequence[object]) -> None:
-    """Keep beside a stored program for which lengths it is none."""
+    """Store, beside a stored program, for which lengths it is not valid."""
     stored = disk_cache.current()
     if stored is not None and key is not None and not stored.readonly:
         stored.put(key, json.dumps(list(map(str, differences))).encode())
 
 
 def _stored_differences(key: CacheKey | None) -> tuple[Any, ...] | None:
-    """For which lengths a stored program is none; None where there is no such program."""
+    """For which lengths a stored program is not valid; None if there is no such program."""
     stored = disk_cache.current()
     payload = None if stored is None or key is None else stored.get(key)
     if payload is None:
@@ -205,7 +205,7 @@ def _stored_differences(key: CacheKey | None) -> tuple[Any, ...] | None:
 
 
 class _BoundLowering:
-    """One step on its way to a program for all lengths up to a bound."""
+    """Lowers one step to a program for all lengths up to a bound."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _BoundLowering:
         self.text = f"{skeletons.text(filled, step.entries)}\n{shapes}\n{facts}"
 
     def cache_keys(self) -> tuple[CacheKey | None, CacheKey | None]:
-        """The keys in the persistent cache of the program, and of the lengths for which it is none."""
+        """The persistent cache's keys of the program, and of the lengths for which it is not valid."""
         backend, layout = self.step.trace.backend, self.step.layout
         texts = (self.text, f"{self.text}\ndifferences")
         identities = [program_identity.of_step(backend, text.encode(), layout) for text in texts]
@@ -265,7 +265,7 @@ class _BoundLowering:
         return Program(self.name, b"", inputs, outputs, self.aliases, placement)
 
     def program(self) -> Program:
-        """The program: inputs padded, lifted numbers, then the vector of lengths and flags."""
+        """The program; it takes padded inputs, lifted numbers, then the vector of lengths and flags."""
         lowering, inputs, outputs = self._outline()
         with symbolic_sizes.watching_comparisons() as self.differences:
             return lowering.program_of(self._run, inputs, outputs)
@@ -307,7 +307,7 @@ class _BoundLowering:
 
 
 def _entering(frame: Frame, array: object, sizes: tuple[object, ...]) -> Padded:
-    """An input of these sizes, in as many places as they can be."""
+    """An input of these symbolic sizes, in an array of their largest values."""
     dims = tuple(map(dim_of, sizes))
     for axis, places in enumerate(frame.shape(dims)):
         array = frame.cut(array, axis, places)
@@ -315,7 +315,7 @@ def _entering(frame: Frame, array: object, sizes: tuple[object, ...]) -> Padded:
 
 
 def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> Any:
-    """The array of a result, its elements side by side along each dimension, of the shape that it leaves in."""
+    """The array of a result in the shape of its buffer, its elements side by side along each dimension."""
     if isinstance(value, Padded):
         for axis in range(len(value.dims)):
             value = frame.plain(value, axis)
@@ -328,7 +328,7 @@ def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> Any:
 def _symbolic_numbers(
     fitted: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
 ) -> list[Any]:
-    """The step's numbers for symbolic lengths from ``lows`` to ``limits``, no size below ``LEAST``."""
+    """The step's numbers for symbolic lengths from ``lows`` to ``limits``, with all sizes at least ``LEAST``."""
     names = list(named(limits))
     constraints = [f"{name} >= {low}" for name, low in zip(names, lows, strict=True)]
     constraints += [f"{name} <= {limit}" for name, limit in zip(names, limits, strict=True)]
@@ -342,19 +342,19 @@ def _symbolic_numbers(
 
 
 def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:
-    """The sizes of a value that varies, None for another."""
+    """The sizes of a value if it varies, else None."""
     assert meta is not None
     return meta.shape if any(map(symbolic_sizes.is_symbolic, meta.shape)) else None
 
 
 def _shape(places: Callable[[object], int], meta: TensorMeta | None) -> tuple[int, ...] | None:
-    """The shape of the buffer of a value that varies, None for another."""
+    """The shape of a value's buffer if the value varies, else None."""
     sizes = _sizes(meta)
     return None if sizes is None else tuple(map(places, sizes))
 
 
 def _places(frame: Frame, lengths: Iterable[tuple[Any, int, int]], size: Any) -> int:
-    """How many places a size has in a buffer; ``lengths`` are each length, its limit, and how much more."""
+    """The number of places for a size in a buffer; ``lengths`` has each length with its limit and room."""
     for length, limit, more in lengths:
         difference = size - length
         if not symbolic_sizes.is_symbolic(difference) and abs(difference) <= NEAR:
@@ -369,7 +369,7 @@ def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
 class VaryingExecutable:
     """A program for a bound as the executable of steps of certain lengths.
 
-    It pads what it is given and is not padded for this bound, and gives ``PaddedBuffer``s. ``ran`` is called before
+    It pads arguments that are not padded to its bound, and returns ``PaddedBuffer``s. ``ran`` is called before
     each run, unless it is None.
     """
 
@@ -403,7 +403,7 @@ class VaryingExecutable:
         self._numbers: Any = None
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Enqueue one run and return its results, those that vary with the padding of the bound."""
+        """Enqueue one run and return its results; varying ones are padded to the bound."""
         results: list[Any] = []
         indivisible.do(self.deferred(arguments, results))
         return results
@@ -411,13 +411,13 @@ class VaryingExecutable:
     def deferred(
         self, arguments: Sequence[Any], results: list[Any], known: bool = False
     ) -> Iterable[Any]:
-        """What ``execute`` does, done when the iterable is exhausted; ``results`` is extended by the results."""
+        """Like ``execute``, but runs when the iterable is consumed, and appends the results to ``results``."""
         if self.ran is not None:
             self.ran()
         if self._numbers is None:
             self._numbers = self._client.put(np.array(self._lengths, np.int32), self._placement)
         shapes = self._bound.inputs
-        # sizes that do not vary among these steps may vary among those of another program
+        # an argument that does not vary here may be another program's padded result
         exact = exact_arguments(arguments, [slot for slot, _ in self._bound.aliases], shapes)
         varying = [
             a if shape is None else self._padded(a, shape)
@@ -433,14 +433,14 @@ class VaryingExecutable:
             for position, shape in enumerate(self._shapes)
             if shape is not None
         }
-        # no function of Python's from here on: what was donated exists in the results only
+        # no Python function may run from here on: donated values now exist only in the results
         arrays = map(raw.__getitem__, padded)
         filled = indivisible.storing_each("array", [*padded.values()], arrays)
         values = map(padded.get, range(len(self._shapes)), raw)
         return itertools.chain(run, filled, map(results.append, values))
 
     def _padded(self, buffer: object, shape: tuple[int, ...]) -> Any:
-        """A value in a buffer of ``shape``: unchanged if it is in one already, else copied through the host."""
+        """A value in a buffer of ``shape``: its own buffer if that has the shape, else a copy made on the host."""
         whole = whole_buffer(buffer)
         if whole.shape == shape:
             return whole
@@ -453,11 +453,11 @@ class VaryingExecutable:
         return np.asarray(self._client.get(buffer))
 
     def serialize(self) -> bytes:
-        """Raise NotImplementedError: the program for the bound is stored, as what it is."""
+        """Raise NotImplementedError: the program for the bound is stored instead."""
         raise NotImplementedError(MSG_STORE)
 
     def memory_analysis(self) -> Mapping[str, int]:
-        """Bytes by use, of the program for the bound."""
+        """The bytes that the program for the bound needs, by use."""
         return self._bound.executable.memory_analysis()
 
     def cost_analysis(self) -> Mapping[str, float]:

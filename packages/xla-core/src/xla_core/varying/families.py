@@ -1,9 +1,9 @@
 """Which steps differ in their sizes only, and the programs for a bound that serve them.
 
-Steps of one skeleton that want the same values are a *family*. Its first steps are compiled for their own sizes.
-What their numbers have in common is fitted; from then on a step whose numbers are all as the fit predicts is a run
-of a program for a bound, and any other is compiled as usual. All this happens where a step has no program yet: a
-step that has one is not looked at.
+Steps that have one skeleton and return the same values are a *family*. Its first steps are compiled for their own
+sizes, and a formula is fitted to their numbers. From then on, a step whose numbers are all as the fit predicts runs
+a program for a bound, and any other step is compiled as usual. All this happens only for steps that have no program
+yet.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ SERVED: Final = "VaryingShapesServed"
 PROGRAMS: Final = "VaryingShapesPrograms"
 """Counts programs that were compiled, or loaded from the persistent cache, for all lengths up to a bound."""
 KEPT_OUT: Final = "VaryingShapesKeptOut"
-"""Counts families of steps that no program for a bound is made of: an operator lets no length vary."""
+"""Counts families of steps without a program for a bound, because an operator lets no length vary."""
 PADDING: Final = "VaryingShapesPadding"
 """Metric: how much of a program's varying lengths is padding, in percent, at each step of new lengths."""
 
-# Steps of a family that are compiled for their own sizes before the next one is a program for a bound: one where
-# the next one is longer by one, as caches are.
+# How many steps of a family are compiled for their own sizes before the next one gets a program for a bound; one
+# is enough if the next step is longer by one, as caches are.
 _COMPILED_FIRST: Final = 2
 _GROWN_FIRST: Final = 1
-# Where the user has not asked for it: of steps of so many entries so many lengths are compiled first. A program for
-# a bound takes as long to compile as two or three others.
+# If the user has not asked for it, only steps of at least this many entries share programs soon: after this many
+# lengths were compiled. A program for a bound takes as long to compile as two or three others.
 _LEAST_ENTRIES: Final = 64
 _COMPILED_FIRST_UNASKED: Final = 3
-# These are as many in one as there are time steps.
+# One such operation stands for as many as there are time steps.
 _LONG: Final = frozenset({"xla.recurrent_layer.default", "xla.recurrent_layer_backward.default"})
-# Smaller ones are compiled soon: so many lengths are compiled first. Few scripts have more; one that asks something
-# of the mask of each batch has.
+# Smaller steps compile quickly, so this many lengths are compiled first. Few scripts have more; those that reduce
+# the mask of each batch do.
 _COMPILED_FIRST_SMALL: Final = 16
-# So many where gradients are off and each was longer by one than the one before, as what text generation does
-# between two tokens.
+# The same number if gradients are off and each step was longer by one than the one before, as between two tokens
+# of text generation.
 _GROWN_FIRST_SMALL: Final = 4
-# So often a fit of small steps is looked for.
+# A fit of small steps is attempted at most this many times.
 _MOST_SEARCHES_SMALL: Final = 4
-# Lengths of which a part of a program is padding get one of their own when they were run so often, and are that
-# part of all runs of their family.
+# Lengths that use less of a program than _WORTH get a program of their own after _MANY_RUNS runs, if these are at
+# least one in _PART_OF_RUNS of their family's runs.
 _MANY_RUNS: Final = 100
 _PART_OF_RUNS: Final = 8
 _WORTH: Final = 0.9
 _MOST_TALLIES: Final = 4096
 _MOST_SAMPLES: Final = 6
-# Numbers beyond these are never lengths, and not counted with.
+# Numbers beyond these are never lengths; steps that have one are compiled as usual.
 _NO_MARKS: Final[Mapping[int, int | None]] = MappingProxyType({})
 _LEAST_NUMBER: Final = -(2**63)
 _MOST_NUMBER: Final = 2**63 - 1
@@ -87,9 +87,9 @@ MSG_DEVICES: Final = "a program of several devices has fixed sizes"
 
 
 class _Family:
-    """Steps of one skeleton that want the same values: numbers of some, and their programs for bounds.
+    """Steps that have one skeleton and return the same values: the numbers of some of them, and their programs.
 
-    Whoever holds ``lock`` looks at it, and compiles for it: other families' steps do not wait.
+    ``lock`` is held while a thread examines the family or compiles for it; steps of other families do not wait.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Family:
     def lengths_of(
         self, numbers: np.ndarray, sizes: Sequence[int], first: int, grown_first: int
     ) -> tuple[int, ...] | None:
-        """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell.
+        """The lengths of a step with these numbers; None if too few steps were seen, or no fit was found.
 
         ``first`` is how many steps are compiled for their own sizes before there is a program for others,
         ``grown_first`` how many if each is longer by one, or the user has marked a size.
@@ -136,13 +136,11 @@ class _Family:
         if self.seen <= first and not (growing or self.hints):
             return None
         if growing and len(self.samples) == 2 and min(fitted.predicted((LEAST,))[sizes]) < 0:
-            return (
-                None  # any two numbers are so many times a length, and so many more: these are not
-            )
-        # two lengths that follow each other may do so by chance
+            return None  # a line goes through any two points, but this one has negative sizes
+        # two successive lengths may differ by one by chance; the third will tell
         self.growing = growing
         self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
-        # programs hold for the numbers that the fit predicted which they were made from
+        # a program is valid only for the fit that it was made with
         self.fit, self.programs, self.refused = fitted, [], False
         self.failed, self.compiled, self.own = {}, set(), set()
         self.runs.clear()
@@ -150,23 +148,23 @@ class _Family:
         return fitted.lengths_of(numbers)
 
     def _fitted(self, sizes: Sequence[int], first: int, grown_first: int) -> Fit | None:
-        """A fit of the steps so far; None where there are too few, or there is none."""
+        """A fit of the steps so far; None if they are too few, or have none."""
         if self.seen <= grown_first:
             return None
         if grown_first == _GROWN_FIRST:
             return fit(self.samples, sizes)
         if self.seen <= first:
-            return fit(self.samples, sizes, 1)  # what grows has one length
+            return fit(self.samples, sizes, 1)  # a growing step has one length
         self.searches += 1  # a search may take longer than compiling a small step
         return fit(self.samples, sizes, 2) if self.searches <= _MOST_SEARCHES_SMALL else None
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
-        """The smallest program that there is for these lengths."""
+        """The smallest existing program for these lengths, or None."""
         fitting = [p for p in self.programs if p.serves(lengths)]
         return min(fitting, key=lambda p: p.limits, default=None)
 
     def note_run(self, lengths: tuple[int, ...], step: weakref.ref[StepProgram]) -> None:
-        """Count one more run of ``step``, of these lengths; if they come often they get a program of their own."""
+        """Count one more run of ``step``, which has these lengths; frequent lengths get a program of their own."""
         if len(self.runs) > _MOST_TALLIES:
             self.runs.clear()
         self.runs[lengths] += 1
@@ -179,7 +177,7 @@ class _Family:
 
 
 _families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
-# Apart from those, which are worth more.
+# Kept apart, so that these do not displace the families above, which took longer to compile.
 _small_families: caches.Bounded[Hashable, _Family] = caches.Bounded("small steps that may grow", 64)
 _reasons: caches.Bounded[str, int] = caches.Bounded("reasons against varying sizes", 64)
 _numbers = itertools.count(1)
@@ -187,7 +185,7 @@ _lock = threading.Lock()
 
 
 def kept_out() -> dict[str, int]:
-    """Why steps have no program for a bound: operator, line and reason, and how many families there are."""
+    """Why steps have no program for a bound (operator, line and reason), each with its number of families."""
     with _lock:
         return dict(_reasons)
 
@@ -198,10 +196,10 @@ def is_padded(program: StepProgram) -> bool:
 
 
 def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
-    """A program for the pending step that is there, or compiled, for all lengths up to a bound.
+    """A program for the pending step that serves all lengths up to a bound; it is compiled if there is none yet.
 
-    ``key`` is the step's identity. None where the step is to be compiled for its own sizes: it is the first of
-    its kind, its sizes are no lengths that were fitted, or an operator lets none vary.
+    ``key`` is the step's identity. None if the step must be compiled for its own sizes: it is the first of
+    its kind, the fit does not predict its sizes, or an operator lets no length vary.
     """
     chosen = flags.VARYING_SHAPES.get()
     marks = _marks(trace)
@@ -226,7 +224,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     assert lengths is not None
     program = _installed(trace, key, bound, lengths, wiped.flags, started)
     if not trace.backend.has_room(program.memory_needed()):
-        return None  # the padding may be what there is no room for
+        return None  # without the padding there may be room
     used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
     if used < _WORTH:
         executable = program.executable
@@ -238,7 +236,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
 
 
 def _is_small(trace: Trace) -> bool:
-    """Whether a step has few operations, and none of them goes through a sequence."""
+    """Whether a step has few operations, and none of them loops over a sequence."""
     if trace.cur.depth >= _LEAST_ENTRIES:
         return False
     operations = operations_of(trace.cur.path())
@@ -246,7 +244,7 @@ def _is_small(trace: Trace) -> bool:
 
 
 def _compiled_first(chosen: bool | None, small: bool) -> tuple[int, int]:
-    """How many steps are compiled for their own sizes first: of any lengths, and where each is longer by one."""
+    """How many steps are compiled for their own sizes first: in general, and if each is longer by one."""
     if not small:
         return _COMPILED_FIRST if chosen else _COMPILED_FIRST_UNASKED, _GROWN_FIRST
     grown = _COMPILED_FIRST_SMALL if torch.is_grad_enabled() else _GROWN_FIRST_SMALL
@@ -269,7 +267,7 @@ def _bound_for(
     family: _Family,
     lengths: tuple[int, ...],
 ) -> BoundProgram | None:
-    """The program of a family for a step of these lengths; none where it is to have its own."""
+    """The program of a family for a step of these lengths; None if the step is to have its own."""
     if family.refused or lengths in family.own or min(lengths) < LEAST:
         return None
     family.largest = list(map(max, family.largest, lengths))
@@ -302,7 +300,7 @@ def _family(known: caches.Bounded[Hashable, _Family], key: Hashable) -> _Family:
 
 
 def recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
-    """The pending step, whose identity is ``key``, as a program for a bound is made of it."""
+    """The pending step, whose identity is ``key``, in the form from which a program for a bound is made."""
     outputs, donations = key.what.outputs, key.what.donations
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
@@ -320,7 +318,7 @@ def _built(
     limits: tuple[int, ...],
     room: tuple[int, ...],
 ) -> BoundProgram | None:
-    """A new program of a family for lengths up to ``limits``; None where there can be none, or none for these."""
+    """A new program of a family for lengths up to ``limits``; None if none can be made, or none for ``lengths``."""
     fitted = family.fit
     assert fitted is not None
     fixed = [wiped.numbers[position] for position in wiped.sizes if position not in fitted.terms]
@@ -331,7 +329,7 @@ def _built(
         while tries:
             tried = tries.pop(0)
             if tried in family.compiled:
-                return None  # and it does not serve these lengths
+                return None  # that program does not serve these lengths
             if tried in family.failed:
                 tries[:0] = _narrowed(tried, lengths, family.failed[tried])
                 continue
@@ -340,7 +338,7 @@ def _built(
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
-                # what is kept of an error has no frames: their variables are the step's values
+                # keep only the comparison: the error's frames would keep the step's values alive
                 family.failed[tried] = undecided = symbolic_sizes.undecided(error)
                 tries[:0] = _narrowed(tried, lengths, undecided)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
@@ -356,7 +354,7 @@ def _built(
 
 
 def _narrowed(between: Range, lengths: Sequence[int], difference: object) -> list[Range]:
-    """What to try next where an undecided comparison let no program be made: lengths for which it is decided."""
+    """What to try next if an undecided comparison has failed: the lengths around these for which it is decided."""
     part = bound_program.narrowed(between, lengths, difference)
     return [] if part is None or part == between else [part]
 
@@ -375,8 +373,8 @@ def _compiled(
             )
     finally:
         flight_ring.end(record)
-        # Where jax looks at a symbolic size it leaves an error in a cycle with its frame, and so all frames that
-        # called it, with the step's values as their variables. All those cycles are young.
+        # Where jax examines a symbolic size, it leaves an error in a cycle with its frame. That keeps all calling
+        # frames alive, and the step's values with them. All those cycles are young.
         gc.collect(0)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
     if bound.from_cache:

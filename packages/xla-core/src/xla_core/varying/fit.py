@@ -1,10 +1,9 @@
 """Which lengths the numbers of steps with one skeleton depend on, and how.
 
-A number is constant, or ``a + b * L + c * L * L`` with whole factors for a length ``L``, or made of ``L``, ``M``
-and products of them for two lengths, which are sizes of the step's values, or of three (the height and width of
-images, and how many boxes there are). Strides make sizes that are ``floor((L + k) / d)``, which count as lengths
-then; sums of products of those are numbers, too. What the numbers of further steps must be is predicted from that:
-a fit that is wrong predicts none of them.
+A number is constant, or ``a + b * L + c * L * L`` with integer factors for a length ``L``, or a sum of products of
+two lengths, or of three (the height and width of images, and the number of boxes). Lengths are sizes of the step's
+values. Strides make sizes that are ``floor((L + k) / d)``; these then count as lengths, and sums of their products
+are numbers as well. A fit predicts all numbers of later steps, so a wrong fit has no effect: it predicts no step.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from xla_core.varying import strided_sizes
 from xla_core.varying.limits import NEAR
 from xla_core.varying.strided_sizes import Floor, product
 
-# Lengths are looked for among so many different columns of sizes.
+# Lengths are searched for among this many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
-# A number is the sum of so many products of lengths, and a constant.
+# A number is the sum of at most this many products of lengths, and a constant.
 _MOST_TERMS: Final = 3
-# So many steps are needed to tell three lengths.
+# This many steps are needed to tell three lengths apart.
 _STEPS_OF_THREE: Final = 5
-# Beyond that a float is no whole number any more.
+# Beyond this, floats cannot represent all integers.
 _LARGEST_FACTOR: Final = 2.0**52
 
 Term = tuple[int, tuple[int, ...]]
-"""A factor, and the lengths (by number) that it is multiplied with; floors are numbered behind them."""
+"""A factor, and the numbers of the lengths that it is multiplied with; floors are numbered after the lengths."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """``lengths`` are the positions of numbers that are lengths, ``terms`` what each varying number is made of.
+    """``lengths`` are the positions of the numbers that are lengths, ``terms`` the terms of each varying number.
 
-    ``constants`` are the numbers, or what is added to the terms where a number varies. ``floors`` are sizes behind
-    strides, which terms may have in place of lengths.
+    ``constants`` are the numbers themselves, or what is added to the terms if a number varies. ``floors`` are sizes
+    behind strides, which terms may contain in place of lengths.
     """
 
     lengths: tuple[int, ...]
@@ -48,12 +47,12 @@ class Fit:
     floors: tuple[Floor, ...] = ()
 
     def lengths_of(self, numbers: np.ndarray) -> tuple[int, ...] | None:
-        """The lengths of a step with these numbers, None unless each number is what they predict."""
+        """The lengths of a step with these numbers; None unless the lengths predict every number."""
         lengths = tuple(int(numbers[position]) for position in self.lengths)
         return lengths if np.array_equal(self.predicted(lengths), numbers) else None
 
     def predicted(self, lengths: Sequence[Any]) -> np.ndarray:
-        """The numbers of a step of these lengths, as objects where the lengths are."""
+        """The numbers of a step of these lengths; an array of objects if the lengths are symbolic."""
         plain = all(isinstance(length, int) for length in lengths)
         numbers = self.constants.astype(np.int64 if plain else object)
         behind = [floored(lengths[f.which] + f.added, f.divisor) for f in self.floors]
@@ -66,7 +65,7 @@ class Fit:
         return numbers
 
     def at_most(self, hints: Mapping[int, int | None], limits: Sequence[int]) -> tuple[int, ...]:
-        """Limits of the lengths so that numbers stay below ``hints``: largest ones by position, or None."""
+        """``limits`` of the lengths, lowered so that no number exceeds its hint (by position; None is no limit)."""
         lowered = list(limits)
         for position, most in hints.items():
             terms = self.terms.get(position, ())
@@ -85,7 +84,7 @@ class Fit:
         return tuple(lowered)
 
     def room(self, positions: Iterable[int]) -> tuple[int, ...]:
-        """For each length how much larger the sizes at ``positions`` are that are about as large, at most."""
+        """For each length, by how much the sizes at ``positions`` that are close to it exceed it at most."""
         most = [0] * len(self.lengths)
         for position in positions:
             terms, more = self.terms.get(position), int(self.constants[position])
@@ -96,7 +95,7 @@ class Fit:
         return tuple(most)
 
     def multiples(self) -> set[tuple[int, int, int]]:
-        """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""
+        """Multiples of one length plus a constant: the number of the length, the positive factor, the constant."""
         factors = set()
         for position, terms in self.terms.items():
             factor, which = terms[0]
@@ -106,11 +105,11 @@ class Fit:
 
 
 def fit(samples: Sequence[np.ndarray], candidates: Sequence[int], most: int = 3) -> Fit | None:
-    """A fit of ``samples``, the numbers of several steps; None where none is found.
+    """A fit of ``samples``, the numbers of several steps; None if none is found.
 
-    ``candidates`` are the positions of numbers that can be lengths. One length is tried first, then two, for
-    which three samples are needed, then sizes behind strides, for which four are, and at last three lengths, for
-    which five are. A fit has at most ``most`` lengths (default: 3).
+    ``candidates`` are the positions of the numbers that can be lengths. One length is tried first, then two (with
+    three samples or more), then sizes behind strides (with four), and last three lengths (with five). A fit has at
+    most ``most`` lengths (default: 3).
     """
     table = np.stack(samples).astype(np.int64)
     varying = np.flatnonzero((table != table[0]).any(axis=0))
@@ -131,7 +130,7 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int], most: int = 3)
         for chosen in itertools.combinations(by_span, count):
             lengths = [table[:, p] for p in chosen]
             if count > 1 and not enough and strided_sizes.related(*lengths):
-                continue  # one more step tells
+                continue  # the next step will tell
             explained = _all_explained(list(columns), lengths)
             if explained is not None:
                 return _fitted(table[0], chosen, varying, inverse, explained, ())
@@ -150,9 +149,9 @@ def _strided(
     sizes: Collection[bytes],
     possible: Mapping[bytes, int],
 ) -> tuple[tuple[int, ...], tuple[Any, tuple[Floor, ...]]] | None:
-    """What columns are made of, where sizes are behind strides, and which lengths these are.
+    """The lengths, and the terms of each column, if there are sizes behind strides; None if no lengths fit.
 
-    They are ``chosen``, and one of the ``possible`` ones that these do not explain. None where there is no way.
+    The lengths are ``chosen``, and if need be one of the ``possible`` columns that these do not explain.
     """
     along = strided_sizes.explained(columns, [table[:, p] for p in chosen], sizes)
     if not isinstance(along, strided_sizes.Left):
@@ -160,7 +159,7 @@ def _strided(
     left = [columns[n] for n in along.columns if columns[n].tobytes() in possible]
     if not left:
         return None
-    # how many there are of something, such as boxes: the places of the image are more
+    # the number of something, such as boxes, is smaller than the number of the image's places
     chosen = (*chosen, possible[min(left, key=lambda column: float(column.mean())).tobytes()])
     along = strided_sizes.explained(columns, [table[:, p] for p in chosen], sizes)
     return None if isinstance(along, strided_sizes.Left) else (chosen, along)
@@ -174,7 +173,7 @@ def _fitted(
     explained: Sequence[tuple[int, tuple[Term, ...]]],
     floors: tuple[Floor, ...],
 ) -> Fit:
-    """A fit whose varying numbers are each one of those that are ``explained``, ``inverse`` says which."""
+    """A fit in which each varying number has one of the ``explained`` forms; ``inverse`` says which."""
     constants = first.copy()
     terms = {}
     for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
@@ -194,7 +193,7 @@ def _all_explained(
     return explanations
 
 
-# What the numbers of steps with one length, with two, and with three, are made of; the frequent ones first.
+# The products that make the numbers of steps with one, two and three lengths; the frequent ones come first.
 _PRODUCTS: Final[dict[int, tuple[tuple[int, ...], ...]]] = {
     1: ((0,), (0, 0)),
     2: ((0,), (1,), (0, 1), (0, 0), (1, 1), (0, 1, 1), (0, 0, 1)),
@@ -205,10 +204,10 @@ _PRODUCTS: Final[dict[int, tuple[tuple[int, ...], ...]]] = {
 def _explained(
     column: np.ndarray, lengths: Sequence[np.ndarray]
 ) -> tuple[int, tuple[Term, ...]] | None:
-    """A constant and terms that give a column of numbers, None where there are none.
+    """A constant and terms that give a column of numbers, or None.
 
-    As few terms as there can be are tried first. One step more than terms and constant must agree: any three
-    numbers are something of two lengths, or of a length and its square.
+    Fewer terms are tried first. There must be one step more than unknowns, because any three numbers are a
+    combination of a constant and two lengths, or of a constant, a length and its square.
     """
     products = _PRODUCTS[len(lengths)]
     if len(lengths) == 1 and len(column) < 3:
@@ -224,7 +223,7 @@ def _explained(
 
 
 def _solved(column: np.ndarray, along: Sequence[np.ndarray]) -> list[int] | None:
-    """Whole numbers with ``column == first + second * along[0] + ...``; None unless there is one way."""
+    """Integers with ``column == first + second * along[0] + ...``; None unless there is exactly one solution."""
     parts = [np.ones_like(column), *along]
     matrix = np.stack(parts, axis=1).astype(np.float64)
     if np.linalg.matrix_rank(matrix) < len(parts):

@@ -1,7 +1,7 @@
 """Runs what jax traced with symbolic sizes on padded arrays of fixed shapes, one primitive after the other.
 
-Each primitive has a rule that says how a varying length passes it, or none: then the program is kept out. Rules are
-registered with ``padding_rule``. Whatever a rule gives is compared with the sizes that jax promised.
+A rule says how a varying length passes through a primitive (``padding_rule`` registers it). Without a rule for a
+primitive there is no program for a bound. The results of every rule are compared with the sizes that jax promised.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ MSG_SHAPE: Final = "{primitive} gave an array of shape {given} for dimensions {d
 
 
 def padding_rule(*names: str) -> Callable[[PaddingRule], PaddingRule]:
-    """Register how a varying length passes the primitives ``names``.
+    """Register how a varying length passes through the primitives ``names``.
 
-    The rule takes the ``Frame``, the equation and its operands, and gives the results.
+    The rule takes the ``Frame``, the equation and its operands, and returns the results.
     """
 
     def register(rule: PaddingRule) -> PaddingRule:
@@ -60,14 +60,14 @@ def padding_rule(*names: str) -> Callable[[PaddingRule], PaddingRule]:
 
 
 def covered() -> frozenset[str]:
-    """The names of all primitives that a varying length can pass."""
+    """The names of all primitives that varying lengths can pass through."""
     return frozenset(_RULES) | frozenset(_CALLS)
 
 
 def run(frame: Frame, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr with symbolic sizes; arrays are of fixed shape, others ``Padded``.
+    """The results of a jaxpr with symbolic sizes; varying values are ``Padded``, others plain arrays.
 
-    Raises NotCoveredError where a primitive has no rule for what varies.
+    Raises NotCoveredError if a primitive with a varying operand or result has no rule.
     """
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, values, strict=True))
@@ -124,7 +124,7 @@ def _check(frame: Frame, name: str, result: Padded, aval: Any) -> None:
 
 @padding_rule("cond")
 def cond(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """One of several functions: their results have their elements side by side, whatever each does."""
+    """One of several functions. All of them return results whose elements lie side by side."""
     index, *operands = values
     dims = [tuple(map(dim_of, variable.aval.shape)) for variable in equation.outvars]
 
@@ -143,7 +143,7 @@ def cond(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
 
 
 def laid(frame: Frame, value: Padded, dims: Sequence[Dim]) -> Padded:
-    """The same value, laid out as ``dims`` say along each dimension."""
+    """The same value in the layout of ``dims``."""
     for axis, dim in enumerate(dims):
         value = frame.laid_out(value, axis, dim)
     return value

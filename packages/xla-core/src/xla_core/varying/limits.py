@@ -1,4 +1,4 @@
-"""Up to which lengths programs are made: powers of two and one and a half times them, or what the user says."""
+"""The largest lengths of programs: powers of two and one and a half times these, or the user's own limits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from xla_core.support import flags
 
 LEAST: Final = 2
 """Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
-# Lengths below this part of the largest one that was seen share a program: they cost little anyway.
+# Lengths below this fraction of the largest one seen share a program, since they cost little anyway.
 _SMALLEST_PART: Final = 8
-# As far as a length is taken to grow at least: what a step of generation pads is small beside its weights.
+# A growing length is expected to reach at least this. The padding of a generation step is small beside its weights.
 _GROWN: Final = 256
 NEAR: Final = 16
-"""Sizes that differ from a length by no more have buffers of one size: a cache, and the cache with one more."""
-# A program whose limits are so many times those that the lengths would get is used instead of a new one.
+"""Sizes this close to a length get buffers of one size, such as a cache and the cache with one more token."""
+# An existing program is used instead of a new one if it is at most this many times as large.
 _ENOUGH: Final = 1.5
 
 
@@ -34,9 +34,9 @@ def wanted(
 ) -> tuple[int, ...] | None:
     """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen.
 
-    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too; with
-    ``room``, what buffers have besides, its buffers have a size that other programs' have. None where the
-    user's limits (``XLA_VARYING_LIMITS``) are lower than a length.
+    If a length is ``growing`` by one each time (default: False), the program also serves what comes next. ``room``
+    is the number of places that buffers have in addition; with it, they get the size of other programs' buffers.
+    None if a length exceeds the user's limits (``XLA_VARYING_LIMITS``).
     """
     chosen = flags.VARYING_LIMITS.get()
     if chosen:
@@ -63,7 +63,7 @@ def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def _halved(ends: Sequence[int]) -> list[int]:
-    """The one in the middle, that in the middle of those below, and so on to the first."""
+    """The middle one, then the middle one of those below it, and so on down to the first."""
     halves = []
     while ends:
         halves.append(ends[len(ends) // 2])
@@ -78,13 +78,13 @@ def candidates(
     sizes: Sequence[int],
     forms: Iterable[tuple[int, int, int]] = (),
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Smallest and largest lengths to try one after the other, the widest first.
+    """Pairs of smallest and largest lengths to try in this order, the widest first.
 
-    A step that takes the first 5 elements does something else for lengths below that: none was below the
-    ``smallest`` that were seen. A table of 300 positions, one of the step's fixed ``sizes``, is no use beyond 300,
-    where the limit would be 384; and beyond 299 if the step takes one more than its length. ``forms`` are such
-    numbers of the step: which length, what it is multiplied with, and what is added. Of many such limits half are
-    passed over each time: which of them holds is only known when a program was tried.
+    A step that takes the first 5 elements behaves differently below that length, so the ``smallest`` lengths seen
+    are tried as well. With a table of 300 positions (one of the step's fixed ``sizes``) lengths end at 300, even if
+    the limit would be 384, and at 299 if the step takes one position more than its length. ``forms`` are such
+    numbers of the step: which length, its factor, and what is added. Each try halves the number of remaining
+    limits, because only a try tells which of them holds.
     """
     lower: list[list[int]] = []
     for which, (n, limit) in enumerate(zip(lengths, limits, strict=True)):

@@ -1,10 +1,10 @@
-"""Values with lengths that vary inside a program of fixed shapes: where their elements are, and where padding is.
+"""Values of varying lengths inside a program of fixed shapes: where their elements lie, and where the padding is.
 
-A ``Padded`` value has an array as large as the value can become, and for each dimension the *factors* that its size
-is a product of, as they lie in the array: one length of at most 64 is the first places of 64. A batch of 3 such
-sequences flattened to one dimension has the factors ``(3, L)``: the array has 192 places, and the padding is
-behind each sequence. So flattening moves nothing; what needs the elements side by side (``plain``) gathers them.
-The padding has arbitrary values: rules that sum or compare along a dimension replace it first (``masked``).
+A ``Padded`` value has an array of the value's largest size, and for each dimension the *factors* of its size in the
+order in which they lie in the array. A length of at most 64 occupies the first of 64 places. Three such sequences,
+flattened to one dimension, have the factors ``(3, L)``: the array has 192 places, with padding after each sequence.
+So flattening moves nothing; a rule that needs the elements side by side gathers them (``plain``). The padding has
+arbitrary values: rules that sum or compare along a dimension replace it first (``masked``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Factors: TypeAlias = tuple[Any, ...]
 
 
 class NotCoveredError(NotImplementedError):
-    """Something that a varying length cannot pass, and why."""
+    """A varying length cannot pass through an operation; the message says which and why."""
 
 
 MSG_UNBOUNDED = "a size of {size} has no bound"
@@ -36,7 +36,7 @@ MSG_LARGE = "{size} elements may be too many to be counted in 32 bits"
 class Dim:
     """One dimension: the factors of its size, in the order in which they lie in the array.
 
-    A ``uniform`` dimension has one place in the array, which stands for all.
+    A ``uniform`` dimension has one place in the array, whose value is that of all elements.
     """
 
     factors: Factors
@@ -44,7 +44,7 @@ class Dim:
 
     @property
     def size(self) -> Any:
-        """How many elements there are along it."""
+        """The number of elements along it."""
         size: Any = 1
         for factor in self.factors:
             size = size * factor
@@ -52,17 +52,17 @@ class Dim:
 
     @property
     def varies(self) -> bool:
-        """Whether there may be padding along it, or only one place for all."""
+        """Whether its size varies."""
         return any(map(is_symbolic, self.factors))
 
 
 def dim_of(size: Any) -> Dim:
-    """A dimension of elements that lie side by side, padding behind them."""
+    """A dimension whose elements lie side by side, followed by the padding."""
     return Dim(_merged((size,)))
 
 
 def dim_of_factors(factors: Sequence[object]) -> Dim:
-    """A dimension with these factors; those that do not vary are taken together."""
+    """A dimension with these factors; adjacent constant factors are multiplied."""
     return Dim(_merged(factors))
 
 
@@ -88,7 +88,7 @@ class Padded:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """How many elements there are along each dimension."""
+        """The number of elements along each dimension."""
         return tuple(dim.size for dim in self.dims)
 
     @property
@@ -102,21 +102,21 @@ class Padded:
 
 
 def as_padded(value: Any) -> Padded:
-    """A value of fixed shape as one without padding."""
+    """``value``; an array of fixed shape becomes a ``Padded`` value without padding."""
     if isinstance(value, Padded):
         return value
     return Padded(value, tuple(map(dim_of, np.shape(value))))
 
 
 def unwrapped(value: Padded) -> Any:
-    """The array itself, where nothing varies."""
+    """The array itself if nothing varies, else the value."""
     return value if value.varies else value.array
 
 
 class Frame:
-    """The lengths of one program: their bounds, and their values when it runs.
+    """The lengths of one program: their bounds, and their values at run time.
 
-    ``lengths`` are jax integers by name. The methods take and give ``Padded`` values.
+    ``lengths`` are jax integers by name. The methods take and return ``Padded`` values.
     """
 
     def __init__(self, lengths: Mapping[str, Any]) -> None:
@@ -125,13 +125,13 @@ class Frame:
         self._numbers: dict[Any, Any] = {}
 
     def inside(self) -> Frame:
-        """The same lengths in the body of an inner function, whose values the outer one has not."""
+        """A frame of the same lengths for the body of an inner function: its traced values must not leave it."""
         return Frame(self.lengths)
 
     # -- sizes ---------------------------------------------------------------------------------
 
     def bound(self, size: Any) -> int:
-        """The largest that a size can be."""
+        """The largest value of a size."""
         if not is_symbolic(size):
             return int(size)
         known = self._bounds.get(size)
@@ -143,7 +143,7 @@ class Frame:
         return known
 
     def places(self, dim: Dim) -> int:
-        """How many places a dimension has in the array."""
+        """The number of places of a dimension in the array."""
         return 1 if dim.uniform else math.prod(map(self.bound, dim.factors))
 
     def shape(self, dims: Sequence[Dim]) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Frame:
         return tuple(map(self.places, dims))
 
     def number(self, size: Any) -> Any:
-        """What a size is in this run: a number, or a 32-bit jax integer."""
+        """The value of a size in this run: a number, or a 32-bit jax integer."""
         if not is_symbolic(size):
             return int(size)
         if self.bound(size) >= 2**31:
@@ -165,7 +165,7 @@ class Frame:
     # -- places --------------------------------------------------------------------------------
 
     def valid(self, dim: Dim) -> Any:
-        """For each place along a dimension whether an element is there; None where all are."""
+        """For each place along a dimension, whether it holds an element; None if all do."""
         if dim.uniform or not dim.varies:
             return None
         shape = tuple(map(self.bound, dim.factors))
@@ -177,7 +177,7 @@ class Frame:
         return mask.reshape(-1) if mask is not None else None
 
     def elements(self, dim: Dim) -> object:
-        """For each place along a dimension the number of the element there; anything in the padding."""
+        """For each place along a dimension, the number of its element; arbitrary in the padding."""
         shape = tuple(map(self.bound, dim.factors))
         number = jnp.zeros(shape, np.int32)
         for axis, factor in enumerate(dim.factors):
@@ -199,7 +199,7 @@ class Frame:
     # -- changing where elements lie -----------------------------------------------------------
 
     def laid_out(self, value: Padded, axis: int, wanted: Dim) -> Padded:
-        """The same value with ``wanted`` factors along ``axis``; their product is the dimension's size."""
+        """The same value in the layout ``wanted`` along ``axis``; both layouts have the same size."""
         dim = value.dims[axis]
         if dim == wanted:
             return value
@@ -215,18 +215,18 @@ class Frame:
         return Padded(array, _replaced(value.dims, axis, wanted))
 
     def plain(self, value: Padded, axis: int) -> Padded:
-        """The same value with its elements along ``axis`` side by side, padding behind them."""
+        """The same value with its elements along ``axis`` side by side, followed by the padding."""
         dim = value.dims[axis]
         if not dim.uniform and len(dim.factors) < 2:
             return value
         return self.laid_out(value, axis, dim_of(dim.size))
 
     def spread(self, value: Padded, axis: int) -> Padded:
-        """The same value with a place for each element along ``axis``."""
+        """The same value with a place for each element along ``axis``, also if it was uniform."""
         return self.plain(value, axis) if value.dims[axis].uniform else value
 
     def masked(self, value: Padded, axes: Sequence[int], fill: Any) -> Padded:
-        """The same value with ``fill`` in the padding along ``axes``, and with places for all there."""
+        """The same value with ``fill`` in the padding along ``axes``, none of which stays uniform."""
         for axis in axes:
             value = self.spread(value, axis)
             valid = self.valid(value.dims[axis])
@@ -239,7 +239,7 @@ class Frame:
         return value
 
     def grown(self, value: Padded, axis: int, places: int) -> Any:
-        """The array with at least so many places along ``axis``."""
+        """The array with at least this many places along ``axis``."""
         missing = places - value.array.shape[axis]
         if missing <= 0:
             return value.array
@@ -248,14 +248,14 @@ class Frame:
         return lax.pad(value.array, np.zeros((), value.array.dtype), widths)
 
     def cut(self, array: Any, axis: int, places: int) -> Any:
-        """The array's first places along ``axis``, grown where it has fewer."""
+        """The array's first places along ``axis``; it is extended if it has fewer."""
         grown = self.grown(as_padded(array), axis, places)
         if grown.shape[axis] == places:
             return grown
         return lax.slice_in_dim(grown, 0, places, axis=axis)
 
     def together(self, values: Sequence[Padded], dims: Sequence[Dim]) -> list[Padded]:
-        """Values of one rank whose dimensions are as ``dims`` says, those of size 1 aside."""
+        """Values of one rank in the layout of ``dims``, except along dimensions of size 1."""
         laid: list[Padded] = []
         for value in values:
             for axis, wanted in enumerate(dims):
@@ -267,9 +267,9 @@ class Frame:
 
 
 def common_dims(values: Sequence[Padded]) -> tuple[Dim, ...]:
-    """The dimensions of what values of one rank give element by element.
+    """The dimensions of the result of an elementwise operation on values of one rank.
 
-    Of several ways in which the elements of one dimension lie, the one of most factors is taken: flattened
+    If operands have different layouts along a dimension, the one with the most factors is taken, so that flattened
     sequences stay where they are.
     """
     dims: list[Dim] = []

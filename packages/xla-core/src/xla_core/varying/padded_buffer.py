@@ -1,7 +1,7 @@
-"""A value of varying size in device memory: the first places of a buffer as large as it may become.
+"""A value of varying size in device memory: it occupies the first places of a buffer of its largest size.
 
-Results of programs for a bound stay as they are computed, and the next such program whose bound is equal takes
-them so. Whoever knows nothing of padding asks for the exact buffer (``exact_buffer``), and gets it cut on the host.
+Results of programs for a bound stay padded, and the next program with an equal bound takes them as they are. Code
+that knows nothing of padding asks for the exact buffer (``exact_buffer``), which is cut on the host.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from xla_core.contract.device_protocol import DeviceClient, Placement
 from xla_core.support import counters
 
 PADDED_ON_HOST: Final = "VaryingShapesPaddedOnHost"
-"""Counts inputs that were fetched, padded on the host and sent again: they lay in no buffer of the bound's size."""
+"""Counts inputs that were fetched, padded on the host and sent back: not in a buffer of the bound's size."""
 CUT_ON_HOST: Final = "VaryingShapesCutOnHost"
-"""Counts padded values that were fetched, cut on the host and sent again, for who wants the exact buffer."""
+"""Counts padded values that were fetched, cut on the host and sent back, because the exact buffer was needed."""
 
-# The ids of padded values, which tell quickly that there are none (the usual case). A set, because several
-# threads make and drop them: adding to one and removing from it are indivisible.
+# The ids of padded values, so that one can quickly see that there are none (the usual case). A set, because
+# several threads create and drop them, and its additions and removals are atomic.
 _living: Final[set[int]] = set()
 
 
 class PaddedBuffer:
-    """In place of a buffer: a value of ``shape`` in the first places of ``array``, a buffer of the client's.
+    """Stands for a buffer: a value of ``shape`` in the first places of ``array``, one of the client's buffers.
 
-    ``array`` is None until the run has begun that computes it. What it has in common with a buffer serves those
-    who only look at it.
+    ``array`` is None until the run that computes it has begun. The members that buffers also have serve code that
+    only inspects them.
     """
 
     __slots__ = ("__weakref__", "_client", "_exact", "_placement", "array", "shape")
@@ -52,21 +52,21 @@ class PaddedBuffer:
         return self.array.sharding
 
     def is_deleted(self) -> bool:
-        """Whether a program has taken the memory."""
+        """Whether a program has taken over the memory."""
         return self.array is None or bool(self.array.is_deleted())
 
     def cut(self, array: np.ndarray) -> np.ndarray:
-        """The part of ``array``, the whole on the host, that is the value."""
+        """The value's part of ``array``, which is the whole buffer on the host."""
         return np.ascontiguousarray(array[tuple(map(slice, self.shape))])
 
     def on_host(self) -> np.ndarray:
-        """The value on the host, which waits for it."""
+        """The value on the host; waits until it is computed."""
         return self.cut(np.asarray(self._client.get(self.array)))
 
     def exact(self, taken: bool = False) -> object:
-        """A buffer with the value and nothing else, made at the first call.
+        """A buffer of the value without padding, made at the first call.
 
-        With ``taken`` (default: False) it is the caller's, and another one is made at the next call.
+        If ``taken`` (default: False), the caller owns it, and the next call makes another one.
         """
         exact = self._exact
         if exact is None:
@@ -87,17 +87,17 @@ def any_padded() -> bool:
 
 
 def exact_buffer(buffer: object) -> Any:
-    """``buffer``, cut where it is padded."""
+    """``buffer``, without padding."""
     return buffer.exact() if type(buffer) is PaddedBuffer else buffer
 
 
 def whole_buffer(buffer: Any) -> Any:
-    """The client's buffer that a value is in, with its padding."""
+    """The client's buffer that contains the value, with its padding."""
     return buffer.array if type(buffer) is PaddedBuffer else buffer
 
 
 def arguments_for(executable: Any, arguments: list[Any], donated: Sequence[int]) -> list[Any]:
-    """``arguments`` as ``executable`` takes them: cut where they are padded, unless it knows of padding.
+    """``arguments`` as ``executable`` takes them: without padding, unless it accepts padded ones.
 
     ``donated`` are the positions of those whose memory it takes.
     """
@@ -109,9 +109,10 @@ def arguments_for(executable: Any, arguments: list[Any], donated: Sequence[int])
 def exact_arguments(
     arguments: Sequence[Any], donated: Sequence[int], shapes: Sequence[object] = ()
 ) -> list[Any]:
-    """``arguments``, cut where they are padded, but for those that have one of the ``shapes``, which may stay so.
+    """``arguments`` without padding, except those with a shape in ``shapes``, which may stay padded.
 
-    A shape is None for an argument that is to be cut; ``donated`` are the positions of those whose memory is taken.
+    The shape is None for an argument that must be cut. ``donated`` are the positions of those whose memory is
+    taken.
     """
     kept = {slot for slot, shape in enumerate(shapes) if shape is not None}
     return [
@@ -121,7 +122,7 @@ def exact_arguments(
 
 
 def with_padding(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """An array in the first places of one of zeros."""
+    """``array``, padded with zeros to ``shape``."""
     whole = np.zeros(shape, array.dtype)
     whole[tuple(map(slice, array.shape))] = array
     return whole

@@ -20,7 +20,7 @@ MSG_OPERATOR = "{operator}{place}: {reason}"
 class VaryingScope:
     """Value numbers to arrays and ``Padded`` values inside one program.
 
-    ``floats`` and ``ints`` are the vectors of lifted numbers, None where there are none.
+    ``floats`` and ``ints`` are the vectors of lifted numbers, or None.
     """
 
     def __init__(self, frame: Frame, floats: Any, ints: Any) -> None:
@@ -43,7 +43,7 @@ class VaryingScope:
     def compute(self, part: VaryingPart) -> None:
         """Run one operation and keep its results.
 
-        Raises NotCoveredError, which names operator and line, where a varying length cannot pass it.
+        Raises NotCoveredError, which names operator and line, if no rule covers the varying length.
         """
         if not part.varies:
             self.plain.compute(part)

@@ -1,7 +1,7 @@
 """A recorded step without its numbers, the numbers, and the step with other numbers in their places.
 
-The *skeleton* of a step is all that stands in the keys of its entries but sizes and Python integers: which
-operators, which operands, which dtypes and ranks. The *numbers* are those, in the order in which they stand.
+The *skeleton* of a step is the keys of its entries without sizes and Python integers: which operators, which
+operands, which dtypes and ranks. The *numbers* are those sizes and integers in order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from xla_core.recording.step_key import Lift, Ref, references
 
 
 class _Number:
-    """Where a number stood."""
+    """Marks the place of a number."""
 
 
 _NUMBER = _Number()
 _FLAG = _Number()
-# Tensors of one truth value: "this is the last token" needs no other program than "this is not".
+# Tensors filled with one truth value: "this is the last token" and "this is not" can share a program.
 _FILLS: Final = frozenset({"aten.full.default", "aten.full_like.default", "aten.new_full.default"})
 
 
 class Wiped(NamedTuple):
     """A step's skeleton and numbers, and which of them (positions) are sizes of its values.
 
-    ``values`` are the positions of each value's sizes, by its number, ``flags`` the truth values that whole
-    tensors are filled with: they are in no skeleton, and a program for a bound takes them as it takes lengths.
+    ``values`` are the positions of each value's sizes, by the value's number. ``flags`` are the truth values that
+    tensors are filled with: they are not part of the skeleton, and a program for a bound takes them as arguments.
     """
 
     skeleton: Hashable
@@ -82,7 +82,7 @@ def _is_flag(entry: Operation, args: Sequence[object]) -> bool:
 
 
 def _wipe(operand: object, numbers: list[int]) -> Hashable:
-    """An operand as something that is equal for equal operands, its integers put behind ``numbers``."""
+    """A hashable form of an operand, equal for equal operands; its integers are appended to ``numbers``."""
     if type(operand) is int:
         numbers.append(operand)
         return _NUMBER
@@ -96,7 +96,7 @@ def _wipe(operand: object, numbers: list[int]) -> Hashable:
         return (type(operand), *(_wipe(item, numbers) for item in operand))
     if isinstance(operand, Hashable) and not isinstance(operand, (float, complex)):
         return type(operand), operand
-    return type(operand), repr(operand)  # zeros of both signs, and NaN
+    return type(operand), repr(operand)  # which tells 0.0 from -0.0, and finds NaN equal to NaN
 
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -104,10 +104,10 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VaryingPart(OpInstance):
-    """An operation with symbolic sizes in place of some of its numbers, else as it was recorded.
+    """A recorded operation with symbolic sizes in place of some of its numbers.
 
-    ``given`` are its arguments, ``promised`` the metas of its results; ``varies`` says whether a symbolic size is
-    in one of them.
+    ``given`` are its arguments, ``promised`` the metas of its results; ``varies`` says whether any of them has a
+    symbolic size.
     """
 
     given: Arguments = ((), {})
@@ -115,7 +115,7 @@ class VaryingPart(OpInstance):
     varies: bool = False
 
     def arguments(self) -> Arguments:
-        """Its arguments: references to values of symbolic sizes, symbolic sizes, and what else was recorded."""
+        """Its arguments, with symbolic sizes in them."""
         return self.given
 
     def metas(self) -> tuple[TensorMeta | None, ...]:
@@ -139,7 +139,7 @@ class Filled(NamedTuple):
 def filled(entries: Sequence[Entry], numbers: Sequence[object]) -> Filled:
     """The step with ``numbers`` in place of its own, in the order of ``wiped``; they may be symbolic sizes.
 
-    Its flags are read from behind the lifted integers.
+    Its flags become lifted integers behind the others.
     """
     rest = iter(numbers)
     places = itertools.count(entries[-1].ints)
@@ -161,7 +161,7 @@ def filled(entries: Sequence[Entry], numbers: Sequence[object]) -> Filled:
 
 
 def text(filled: Filled, entries: Sequence[Entry]) -> str:
-    """A step with other numbers as text that is the same in every process: all that its program is made of."""
+    """A step with other numbers as text, which determines its program and is the same in every process."""
     operations = {part.entry.first: part for part in filled.parts}
     lines = []
     for entry in entries:

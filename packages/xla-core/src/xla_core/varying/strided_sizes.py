@@ -1,8 +1,8 @@
-"""Sizes behind strides: ``floor((L + k) / d)`` of a length, and numbers that are made of such sizes.
+"""Sizes behind strides: ``floor((L + k) / d)`` of a length, and numbers that are computed from such sizes.
 
-A convolutional net has one for each of its strides. Each is looked for as a small part of a size before it, so that
-few steps tell what it is: the parts of a part are parts of the length. A net with a pyramid has one more number:
-how many places all its levels have, the sum of products of such sizes.
+A convolutional network has one for each of its strides. Each is sought as a simple fraction of the size before it
+(which is then also a fraction of the length), so that few steps suffice to identify it. A network with a feature
+pyramid has one more number: the total number of places of all levels, which is a sum of products of such sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 LEAST_SAMPLES: Final = 4
-"""So many steps are needed to tell: of two or three any number may be a part of any other."""
+"""This many steps are needed: among two or three, any column of numbers may be a fraction of any other."""
 MOST_CANDIDATES: Final = 4
 _MOST_DIVISOR: Final = 8
 _WAYS: Final = [
@@ -23,38 +23,38 @@ _WAYS: Final = [
     for added in dict.fromkeys((divisor - 1, 0, *range(divisor)))
 ]
 _MOST_FLOORS: Final = 12
-# A number is a product of so many lengths and sizes behind strides: images of a batch, seen as rows.
+# A number is a product of at most this many lengths and sizes behind strides, as for images seen as rows.
 _MOST_FACTORS: Final = 3
-# A number is the sum of so many others, which are looked for among so many.
+# A number is the sum of at most this many others, which are sought among this many.
 _MOST_SUMMED: Final = 6
 _MOST_SUMMANDS: Final = 12
 
 Term = tuple[int, tuple[int, ...]]
-"""A factor, and the numbers of what it is multiplied with."""
+"""A factor, and the numbers of the sizes that it is multiplied with."""
 Explained = tuple[int, tuple[Term, ...]]
-"""A constant, and terms."""
+"""A constant and terms, whose sum is a number."""
 
 
 class Left(NamedTuple):
-    """Numbers of columns that are not explained."""
+    """The numbers of the columns that remain unexplained."""
 
     columns: list[int]
 
 
 class Floor(NamedTuple):
-    """``(length + added) // divisor`` of the length of number ``which``."""
+    """``(length + added) // divisor`` of the length with the number ``which``."""
 
     which: int
     added: int
     divisor: int
 
     def longest(self, most: int) -> int:
-        """The largest length of which it is at most ``most``."""
+        """The largest length for which it is at most ``most``."""
         return (most + 1) * self.divisor - 1 - self.added
 
 
 def product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
-    """The product of the lengths of these numbers."""
+    """The product of the lengths with these numbers."""
     result = lengths[which[0]]
     for number in which[1:]:
         result = result * lengths[number]
@@ -62,7 +62,7 @@ def product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
 
 
 def related(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether one of two columns of sizes may be the other behind a stride."""
+    """Whether one of two columns of sizes may be the other one behind a stride."""
     pairs = ((one, other), (other, one))
     return any(_next_floor([a], [b], (), 1, {a.tobytes()}) is not None for a, b in pairs)
 
@@ -70,9 +70,9 @@ def related(one: np.ndarray, other: np.ndarray) -> bool:
 def explained(
     columns: Sequence[np.ndarray], lengths: Sequence[np.ndarray], sizes: Collection[bytes]
 ) -> tuple[list[Explained], tuple[Floor, ...]] | Left:
-    """For each column of numbers a constant and terms that give it, and the floors that terms may have.
+    """A constant and terms for each column of numbers, and the floors that the terms refer to.
 
-    ``sizes`` are the bytes of columns that can be floors.
+    ``sizes`` has the bytes of the columns that can be floors.
     """
     known = list(lengths)
     floors: list[Floor] = []
@@ -100,7 +100,7 @@ def explained(
 
 
 class _Products:
-    """Products of sizes, those that have one of the ``known`` sizes from ``new`` on among their factors."""
+    """Products of ``known`` sizes that have at least one of the sizes from number ``new`` on as a factor."""
 
     def __init__(self, known: Sequence[np.ndarray], new: int) -> None:
         self.factors = [
@@ -116,7 +116,7 @@ class _Products:
             self.starts, self.changes = values[:, 0], values - values[:, :1]
 
     def explain(self, column: np.ndarray) -> Explained | None:
-        """The constant and the product, with a factor, that make ``column``: the first of the products that can."""
+        """A constant and a multiple of a product whose sum is ``column``, with the first product that fits."""
         change = column - column[0]
         at = int(np.argmax(change != 0))
         if not change[at]:
@@ -139,10 +139,10 @@ def _next_floor(
     count: int,
     sizes: Collection[bytes],
 ) -> Floor | None:
-    """The first of the columns of sizes that are left which is, but for a constant, a part of a known size.
+    """The first remaining column of sizes that is, up to a constant, a fraction of a known size.
 
-    It is one of a length: parts of parts are. ``count`` is how many of the ``known`` are lengths, the others are
-    those of ``floors``.
+    It is returned as a floor of a length, since a floor of a floor is one. The first ``count`` of the ``known``
+    sizes are lengths, the others are those of ``floors``.
     """
     parents = sorted(range(len(known)), key=lambda number: float(np.ptp(known[number])))
     parts = np.concatenate([_parts(known[parent]) for parent in parents])
@@ -176,9 +176,9 @@ def _explain_sums(
     answers: dict[int, Explained],
     sizes: Collection[bytes],
 ) -> None:
-    """Put to ``answers`` those of the columns that are ``left`` which are sums of others, or made of sums."""
+    """Add to ``answers`` those of the columns ``left`` that are sums of others, or computed from sums."""
     sums: list[tuple[np.ndarray, Explained]] = []
-    # where the second level ends among all places is a number, but no size
+    # the end of the second level among all places, for example, is a number but not a size
     is_other = {number: columns[number].tobytes() not in sizes for number in left}
     for number in sorted(left, key=lambda one: (is_other[one], float(columns[one].mean()))):
         column = columns[number]
@@ -196,7 +196,7 @@ def _sum_of(
     answers: dict[int, Explained],
     sizes: Collection[bytes],
 ) -> Explained | None:
-    """The fewest sizes with one factor, as many places of each level, that ``column`` is the sum of."""
+    """The fewest sizes with the same factor (such as the levels of a pyramid) whose sum is ``column``."""
     smaller = {
         columns[number].tobytes(): number
         for number, (_, terms) in answers.items()
@@ -219,7 +219,7 @@ def _sum_of(
 
 
 def _summands(column: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """The numbers of the fewest parts of which ``column`` is the sum but for a constant, if there are any."""
+    """The numbers of the fewest parts whose sum is ``column`` up to a constant; empty if there are none."""
     if len(parts) < 2:
         return ()
     chosen = [
@@ -234,7 +234,7 @@ def _summands(column: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[int, ...
     fitting = np.flatnonzero(np.ptp(rest, axis=1) == 0)
     if not fitting.size:
         return ()
-    # among as many, what is left over is rather nothing
+    # among equally many parts, prefer those that leave no remainder
     best = min(fitting.tolist(), key=lambda row: (len(chosen[row]), bool(rest[row, 0])))
     return chosen[best]
 
@@ -242,7 +242,7 @@ def _summands(column: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[int, ...
 def _made_of_sum(
     column: np.ndarray, total: np.ndarray, terms_of: Explained, known: Sequence[np.ndarray]
 ) -> Explained | None:
-    """``column`` as a multiple of a sum, or of its product with a size, and a constant."""
+    """``column`` as a constant plus a multiple of a sum, or of the sum's product with a size."""
     constant, terms = terms_of
     for extra in ((), *((number,) for number in range(len(known)))):
         along = product([total, *known], (0, *(number + 1 for number in extra)))
@@ -259,7 +259,7 @@ def _made_of_sum(
 
 
 def _multiple(column: np.ndarray, along: np.ndarray) -> int | None:
-    """How many times as much ``column`` changes as ``along``, None unless it is always as many times."""
+    """The integer factor by which ``column`` changes more than ``along``; None if there is no constant one."""
     change, by = column - column[0], along - along[0]
     where = int(np.argmax(by != 0))
     if by[where] == 0 or change[where] % by[where]:
