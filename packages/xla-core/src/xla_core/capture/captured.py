@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
+from xla_core.capture.executed_code import ExecutedCode
 from xla_core.capture.guards import Guards, Snapshot
 from xla_core.capture.matching import wiring
 from xla_core.capture.observation import Observation, Observer
@@ -65,6 +66,7 @@ class Captured:
         self._check_every = check_every
         self._max = max_recordings
         self._known: dict[object, Replay | _Progress] = {}
+        self._executed: dict[object, ExecutedCode] = {}
         self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
         self._replays = 0
 
@@ -87,6 +89,7 @@ class Captured:
     def reset(self) -> None:
         """Forget what was recorded; the next calls record again."""
         self._known.clear()
+        self._executed.clear()
         for one in self._bound.values():
             one.reset()
 
@@ -131,18 +134,20 @@ class Captured:
             if len(self._known) >= self._max:
                 raise refuse(errors.MSG_MANY, name=self._name, count=len(self._known))
             known = self._known[key] = _Progress()
+        code = self._executed.setdefault(key, ExecutedCode())
         if type(known) is _Progress and known.calls < self._warmup:
             known.calls += 1
-            result = detached(function())
+            with code.noting():
+                result = detached(function())
             runtime.sync(trace.device)
             return result
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
         objects = {
             f"argument {i}": a for i, a in enumerate(leaves) if not isinstance(a, torch.Tensor)
         }
-        reachable = Reachable.of(self._function, objects)
+        reachable = Reachable.of(self._function, objects, code)
         inputs = known.inputs(tensors) if type(known) is Replay else []
-        observed, result = observe(self._name, trace, function, tensors, reachable)
+        observed, result = observe(self._name, trace, function, tensors, reachable, code)
         counters.increment(RECORDED)
         if type(known) is Replay:
             known.compare(inputs, observed)
@@ -152,7 +157,7 @@ class Captured:
         if former is not None:
             known.attempts += 1
             try:
-                guards = Guards(self._name, Reachable.of(self._function, objects))
+                guards = Guards(self._name, Reachable.of(self._function, objects, code))
                 shared = wiring(self._name, trace, former, observed)
                 self._known[key] = Replay(self._name, trace, shared, former, observed, guards)
             except errors.CaptureError:
@@ -167,6 +172,7 @@ def observe(
     function: Callable[[], object],
     arguments: Sequence[XLATensor],
     reachable: Reachable,
+    code: ExecutedCode,
 ) -> tuple[Observation, object]:
     """Call ``function``, run its step, and say what it recorded; with its result.
 
@@ -177,9 +183,9 @@ def observe(
     former = [p.grad for p in parameters]
     leaves = [t for t in arguments if t.is_leaf]
     given = [t.grad for t in leaves]
-    observer = Observer(trace, name, arguments)
+    observer = Observer(trace, name, arguments, code)
     schedulers = list(reachable.schedulers.values())
-    with noticing_prints(name) as noticed, observer.recording(schedulers):
+    with noticing_prints(name) as noticed, observer.recording(schedulers), code.noting():
         result = function()
     result = detached(result)
     observed = observer.end(result, parameters, former)

@@ -102,6 +102,14 @@ MSG_MANY: Final = (
     "{name}: {count} recordings for different arguments. Pass numbers as tensors and pad to few shapes, or "
     "raise max_recordings"
 )
+MSG_HOST_CHANGED: Final = (
+    "{name}: {what} on the host has been written to since the step was recorded, which has its former value as a "
+    "constant. Pass it as an argument, or call reset()"
+)
+MSG_REACHES: Final = (
+    "{name}: its code names attributes that lead to more than {most} objects, which cannot all be watched for "
+    "changes. Pass what it reads of them as arguments"
+)
 MSG_CHECK: Final = "{name}: recorded again, the step differs from what is replayed: {why}"
 MSG_CHECK_VALUE: Final = "result {number} of {meta} has another value"
 MSG_CHECK_OPTION: Final = "{option} is {got!r}; give a whole number of at least {least}"

@@ -10,20 +10,25 @@ from __future__ import annotations
 import itertools
 import operator
 import types
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.reachable import NUMBERS, Reachable, Slot
+from xla_core.capture.reachable import NUMBERS, Attribute, Reachable, Slot
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
 
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
+_VERSION: Final = operator.attrgetter("_version")
+# Larger arrays of the host are constants: comparing them would cost too much.
+_MOST_BYTES: Final = 1 << 16
 _IS_NOT: Final = operator.is_not
 # Names of what reads the gradients of whatever parameters there are.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
@@ -62,7 +67,7 @@ class _Length:
 
 
 def _seen(value: Operand) -> object:
-    if isinstance(value, (list, dict)):
+    if isinstance(value, (list, dict, deque)):
         return _Length(len(value))
     return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
 
@@ -81,6 +86,44 @@ def _told(value: Operand) -> str:
     return f"{value.count} items" if isinstance(value, _Length) else repr(value)
 
 
+class HostValues:
+    """Tensors and arrays of the host that a step may read: their values are constants of its recording."""
+
+    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+        self._name = name
+        known = {id(value): (slot.path, value) for slot in slots for value in (slot.value(),)}
+        tensors = [one for one in known.values() if isinstance(one[1], torch.Tensor)]
+        # a tensor of inference mode has no version, and cannot be written outside
+        tensors = [
+            (path, t) for path, t in tensors if t.device.type == "cpu" and not t.is_inference()
+        ]
+        self._paths = [path for path, _ in tensors]
+        self._tensors = [t for _, t in tensors]
+        self._versions = list(map(_VERSION, self._tensors))
+        self._values = [_copied(t) for t in self._tensors]
+        self._arrays = [
+            (path, array, array.tobytes())
+            for path, array in known.values()
+            if isinstance(array, np.ndarray) and array.nbytes <= _MOST_BYTES
+        ]
+
+    def check(self) -> None:
+        """Raise CaptureError where one was written to since, and has another value."""
+        if list(map(_VERSION, self._tensors)) != self._versions:
+            for path, t, value in zip(self._paths, self._tensors, self._values, strict=True):
+                if value is None or not torch.equal(t, value):
+                    raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=path)
+            self._versions = list(map(_VERSION, self._tensors))
+        for path, array, content in self._arrays:
+            if array.tobytes() != content:
+                raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=path)
+
+
+def _copied(t: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor of the host, to compare with; None for a large one."""
+    return t.detach().clone() if t.numel() * t.element_size() <= _MOST_BYTES else None
+
+
 class Guards:
     """What the replays of one recording check."""
 
@@ -88,10 +131,20 @@ class Guards:
         self._name = name
         self._reachable = reachable
         self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
-        watched = [s for s in reachable.slots if isinstance(s.value(), (*NUMBERS, torch.Tensor))]
+        values = (*NUMBERS, torch.Tensor, np.ndarray)
+        watched = [s for s in reachable.slots if isinstance(s.value(), values)]
+        self._host = HostValues(name, watched)
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
-        self._items = [s for s in watched if not isinstance(s.mapping, types.CellType)]
+        self._of_classes = [s for s in watched if isinstance(s, Attribute)]
+        self._owners = [s.mapping for s in self._of_classes]
+        self._names = [s.key for s in self._of_classes]
+        self._class_values = [s.value() for s in self._of_classes]
+        self._items = [
+            s
+            for s in watched
+            if not isinstance(s, Attribute) and not isinstance(s.mapping, types.CellType)
+        ]
         self._cell_objects = [s.mapping for s in self._cells]
         self._cell_values = [s.value() for s in self._cells]
         self._mappings = [s.mapping for s in self._items]
@@ -109,7 +162,8 @@ class Guards:
         self._hooks = self._hooks_now()
         self._registered = module_tables.hooks_registered()
         self._replacements = Replacements.count
-        tensors = [*self._contents, *self._values, *self._cell_values, *self._parameters]
+        tensors = [*self._contents, *self._parameters]
+        tensors += itertools.chain(self._values, self._cell_values, self._class_values)
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
         tensors += [
             value
@@ -154,6 +208,14 @@ class Guards:
             changed = True
         if changed:
             self._check_slots(self._cells, self._cell_values)
+        try:
+            values = map(getattr, self._owners, self._names)
+            changed = any(map(_IS_NOT, values, self._class_values))
+        except AttributeError:
+            changed = True
+        if changed:
+            self._check_slots(self._of_classes, self._class_values)
+        self._host.check()
         contents = itertools.chain.from_iterable(map(dict.values, self._filled))
         if sum(map(len, self._tables)) != len(self._contents) or any(
             map(_IS_NOT, contents, self._contents)

@@ -1,35 +1,46 @@
 """What a function reaches: modules, optimizers, schedules, tensors and numbers that its code can name.
 
 A replay runs none of the function's Python, so whatever the function would have looked at must be what it was.
-Names are those in the code of the function, of what it calls, and of its modules' methods: an attribute that
-none of them names (a trainer's ``epoch``) may change.
+Names are those in the code of the function, of what it calls, and of its modules' methods, as far as the calls
+before have run that code: an attribute that none of it names (a trainer's ``epoch``) may change.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.executed_code import ExecutedCode
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
 
 # Whose code is not looked into: it reads no state of the user's but through arguments.
 _FOREIGN: Final = frozenset({
     "torch", "torch_xla", "xla_core", "xla_dist", "xla_spmd", "xla_debug", "numpy", "jax", "jaxlib",
-    "builtins", "functools", "math", "itertools", "contextlib", "typing", "collections", "logging", "os",
-})  # fmt: skip
+}) | sys.stdlib_module_names  # fmt: skip
 # Whose objects are not looked into: they are part of how a step is recorded.
 _OWN: Final = frozenset({"xla_core", "xla_dist", "xla_spmd", "xla_debug"})
 # Methods of modules that no step calls.
 _NEVER_CALLED: Final = frozenset({
     "__init__", "__repr__", "extra_repr", "reset_parameters", "__setstate__", "__getstate__",
 })  # fmt: skip
-_MOST: Final = 20_000
+_MOST: Final = 1_000_000
+# Of what no code names only so many objects are looked at: a data set, say. Code may get at them by other ways.
+_MOST_UNNAMED: Final = 20_000
 NUMBERS: Final = (bool, int, float, str, type(None))
+_WRITABLE: Final = (torch.Tensor, np.ndarray)
+_VALUES: Final = (*NUMBERS, *_WRITABLE)
+_CONTAINERS: Final = (list, dict, deque)
 
 
 class Slot:
@@ -55,10 +66,22 @@ class Slot:
             return self
 
 
+class Attribute(Slot):
+    """An attribute that is in a class, or in a slot of an instance; an instance may get one of its own later."""
+
+    __slots__ = ()
+
+    def value(self) -> Any:
+        """What is there now; the slot itself where there is nothing."""
+        return getattr(self.mapping, self.key, self)
+
+
 class Reachable:
     """What is reached from functions and objects; ``slots`` hold tensors, numbers and containers."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: ExecutedCode | None = None) -> None:
+        self._code = code if code is not None and code.ran else None
+        self._everything = self._code is None
         self.slots: list[Slot] = []
         self.roots: list[tuple[str, torch.nn.Module]] = []
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
@@ -68,14 +91,24 @@ class Reachable:
         self._keep: list[object] = []
         self._names: set[str] = set()
         self._objects: list[tuple[str, object]] = []
+        self._classes: list[tuple[str, object]] = []
+        self._attributes: list[tuple[str, str, object]] = []
+        self._of_modules: list[tuple[str, str, object]] = []
+        self._most = _MOST
 
     @classmethod
-    def of(cls, function: Any, arguments: Mapping[str, Operand]) -> Reachable:
-        """What ``function`` reaches by itself and through objects among its arguments, by name."""
-        reachable = cls()
+    def of(
+        cls, function: Any, arguments: Mapping[str, Operand], code: ExecutedCode | None = None
+    ) -> Reachable:
+        """What ``function`` reaches by itself and through objects among its arguments, by name.
+
+        Code that is not among ``code`` is left out (default: none is).
+        """
+        reachable = cls(code)
         reachable._visit(getattr(function, "__name__", "the function"), function)
         for path, value in arguments.items():
             reachable._visit(path, value)
+        reachable._follow(getattr(function, "__qualname__", None) or type(function).__name__)
         reachable._finish()
         return reachable
 
@@ -103,8 +136,27 @@ class Reachable:
 
     # -- walking -------------------------------------------------------------------------------
 
+    def _follow(self, name: str) -> None:
+        """Visit attributes: those that some code names first, those of the user's modules, and a number of others.
+
+        Raises CaptureError where there are too many that are named.
+        """
+        while named := _taken(self._attributes, self._names):
+            for path, _, item in named:
+                self._visit(path, item)
+        if len(self._seen) > self._most:
+            raise refuse(errors.MSG_REACHES, name=name, most=_MOST)
+        self._most = len(self._seen) + _MOST_UNNAMED
+        while named := (
+            _taken(self._attributes, self._names)
+            or _taken(self._of_modules, self._names)
+            or _taken(self._attributes, None)
+        ):
+            for path, _, item in named:
+                self._visit(path, item)
+
     def _visit(self, path: str, value: Operand) -> None:
-        if id(value) in self._seen or len(self._seen) > _MOST or isinstance(value, NUMBERS):
+        if id(value) in self._seen or len(self._seen) > self._most or isinstance(value, NUMBERS):
             return
         if isinstance(value, torch.Tensor):
             return
@@ -122,11 +174,10 @@ class Reachable:
         elif isinstance(value, types.MethodType):
             self._visit(path, value.__func__)
             self._visit("self", value.__self__)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple, deque)):
             for i, item in enumerate(value):
                 self._visit(f"{path}[{i}]", item)
-            if isinstance(value, list):
-                self._objects.append((path, value))
+            self._objects.append((path, value))
         elif isinstance(value, dict):
             for key, item in value.items():
                 self._visit(f"{path}[{key!r}]", item)
@@ -138,33 +189,53 @@ class Reachable:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
         if callable(inner):
             self._visit(path, inner)
+        if isinstance(value, functools.partial):
+            self._visit(f"{path}.args", value.args)
+            self._visit(f"{path}.keywords", value.keywords)
         kind = type(value)
-        if (
-            isinstance(value, (type, types.BuiltinFunctionType))
-            or _root(kind.__module__) == "builtins"
-        ):
-            if isinstance(value, types.ModuleType) and _root(value.__name__) not in _FOREIGN:
+        if isinstance(value, types.ModuleType):
+            if _root(value.__name__) not in _FOREIGN:
                 self._objects.append((path, value))
+                self._of_modules += ((f"{path}.{k}", k, one) for k, one in vars(value).items())
             return
-        if not hasattr(value, "__dict__") or _root(kind.__module__) in _OWN:
+        if isinstance(value, type):
+            self._class(path, value)
+            self._classes.append((path, value))
+            return
+        if _root(kind.__module__) in {"builtins", *_OWN}:
             return
         if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)
-        for name, item in list(vars(value).items()):
-            self._visit(f"{path}.{name}", item)
-        self._objects.append((path, value))
+            self._classes.append((path, value))
+        if hasattr(value, "__dict__"):
+            self._attributes += ((f"{path}.{k}", k, item) for k, item in vars(value).items())
+            self._objects.append((path, value))
+
+    def _runs(self, code: types.CodeType) -> bool:
+        """Whether a step may run it."""
+        if self._code is None or self._everything:
+            return True
+        return code in self._code.ran or code in self._code.elsewhere
 
     def _class(self, path: str, kind: type) -> None:
         """The code of a class's methods."""
+        everything = self._everything
+        # autograd may run the backward in a thread of its own
+        self._everything |= issubclass(kind, torch.autograd.Function)
         for base in kind.__mro__:
             if base is object or base is torch.nn.Module:
                 continue
             foreign = _root(base.__module__) in _FOREIGN
-            for name, member in vars(base).items():
-                if isinstance(member, types.FunctionType) and name not in _NEVER_CALLED:
-                    self._names |= _names(member.__code__)
+            for name, member in list(vars(base).items()):
+                function = _function_of(member)
+                if function is None:
                     if not foreign:
-                        self._visit(f"{path}.{name}", member)
+                        self._attributes.append((f"{path}.{name}", name, member))
+                elif name not in _NEVER_CALLED and self._runs(function.__code__):
+                    self._names |= _names(function.__code__)
+                    if not foreign:
+                        self._visit(f"{path}.{name}", function)
+        self._everything = everything
 
     def _module(self, path: str, module: torch.nn.Module) -> None:
         self.roots.append((path, module))
@@ -176,14 +247,21 @@ class Reachable:
             self._seen.add(id(inner))
             self._class(where, type(inner))
             if _root(type(inner).__module__) not in _FOREIGN:
+                self._classes.append((where, inner))
                 for key, item in list(vars(inner).items()):
                     if not key.startswith("_") or not hasattr(torch.nn.Module, key):
-                        self._visit(f"{where}.{key}", item)
+                        self._attributes.append((f"{where}.{key}", key, item))
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         if _root(function.__module__ or "") in _FOREIGN and not _is_wrapper(function):
             return
         code = function.__code__
+        if not self._runs(code):
+            self._seen.discard(id(function))  # it may be reached from code of which all counts
+            return
+        everything = self._everything
+        # of what another thread ran, it is not known what it called
+        self._everything |= self._code is not None and code in self._code.elsewhere
         names = _names(code)
         self._names |= names
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
@@ -195,6 +273,7 @@ class Reachable:
         inner = getattr(function, "__wrapped__", None)
         if inspect.isfunction(inner):
             self._visit(path, inner)
+        self._everything = everything
 
     def _add(self, path: str, mapping: object, key: object) -> None:
         slot = Slot(path, mapping, key)
@@ -213,16 +292,23 @@ class Reachable:
             for key in _named(names, vars(module)):
                 self.slots.append(Slot(f"{path}.{key}", vars(module), key))
         for path, value in self._objects:
-            if isinstance(value, (list, dict)):
+            if isinstance(value, (tuple, *_CONTAINERS)):
                 items = value.items() if isinstance(value, dict) else enumerate(value)
+                kinds = _WRITABLE if isinstance(value, tuple) else (*_WRITABLE, int, float)
                 for key, item in list(items):
-                    if isinstance(item, torch.Tensor | int | float):
+                    if isinstance(item, kinds):
                         self.slots.append(Slot(f"{path}[{key!r}]", value, key))
                 continue
             for key in _named(names, vars(value)):
                 self.slots.append(Slot(f"{path}.{key}", vars(value), key))
+        for path, value in self._classes:
+            for key in _of_classes(names, value):
+                self.slots.append(Attribute(f"{path}.{key}", value, key))
         # what the step replaces must not live on because of the walk
         self._objects.clear()
+        self._classes.clear()
+        self._attributes.clear()
+        self._of_modules.clear()
         self._keep.clear()
         self._seen.clear()
 
@@ -230,8 +316,48 @@ class Reachable:
 def _named(names: set[str], attributes: Mapping[str, Any]) -> Iterator[str]:
     """Attributes that some code names, and that hold something a step may read."""
     for key, value in attributes.items():
-        if key in names and isinstance(value, (*NUMBERS, torch.Tensor, list, dict)):
+        if key in names and isinstance(value, (*_VALUES, *_CONTAINERS)):
             yield key
+
+
+def _of_classes(names: set[str], value: Any) -> Iterator[str]:
+    """Attributes that some code names, and that an object, or a class, has from the user's classes."""
+    own = () if isinstance(value, type) else getattr(value, "__dict__", ())
+    kind = value if isinstance(value, type) else type(value)
+    seen: set[str] = set()
+    for base in kind.__mro__:
+        if _root(base.__module__) in _FOREIGN:
+            continue
+        for key, member in vars(base).items():
+            if key not in names or key in seen or key in own or key.startswith("__"):
+                continue
+            seen.add(key)
+            if isinstance(member, types.MemberDescriptorType) and not isinstance(value, type):
+                member = getattr(value, key, None)
+            if isinstance(member, (*_VALUES, *_CONTAINERS)):
+                yield key
+
+
+def _taken(
+    pending: list[tuple[str, str, object]], names: set[str] | None
+) -> list[tuple[str, str, object]]:
+    """Those of the ``pending`` attributes that are named (default: all), which no longer are pending."""
+    taken = [one for one in pending if names is None or one[1] in names]
+    if taken:
+        pending[:] = () if names is None else [one for one in pending if one[1] not in names]
+    return taken
+
+
+def _function_of(member: object) -> types.FunctionType | None:
+    """The function of a class's member: a method of any kind, or a property."""
+    for kind, name in (
+        ((staticmethod, classmethod), "__func__"),
+        (property, "fget"),
+        (functools.cached_property, "func"),
+    ):
+        if isinstance(member, kind):
+            member = getattr(member, name)
+    return member if isinstance(member, types.FunctionType) else None
 
 
 def _root(module: str | None) -> str:
@@ -243,7 +369,8 @@ def _is_wrapper(function: Callable[..., object]) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
+    """The names in a code, also those that it may give ``getattr``."""
+    names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)

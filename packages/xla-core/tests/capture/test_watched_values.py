@@ -1,0 +1,320 @@
+"""Numbers and tensors of the host that a step reads are constants of its recording: changing one is noticed."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import cProfile
+import dataclasses
+import functools
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from torch_xla.experimental.capture import CaptureError, capture
+
+LIBRARY = """
+class Config:
+    pass
+
+
+class Scaler:
+    factor = 2.0
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+scale = 2.0
+config = Config()
+config.scale = 2.0
+scaler = Scaler()
+
+
+def scaled(x):
+    return x * scale
+"""
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    """A module of the user's that a step imports."""
+    (tmp_path / "library_of_a_user.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("library_of_a_user")
+    del sys.modules["library_of_a_user"]
+
+
+def recorded(function):
+    """``function``, captured and replayed."""
+    step = capture(function)
+    for _ in range(4):
+        result = step(torch.ones(2, device="xla"))
+    assert step.recordings == 1
+    assert result.tolist() == [2.0, 2.0]
+    return step
+
+
+def noticed(step, change):
+    """The error of ``step`` after ``change``, and what it gives once it is recorded anew."""
+    change(3.0)
+    with pytest.raises(CaptureError, match=r"changed|is now|has been written to|was") as told:
+        step(torch.ones(2, device="xla"))
+    step.reset()
+    assert step(torch.ones(2, device="xla")).tolist() == [3.0, 3.0]
+    return str(told.value)
+
+
+class Plain:
+    scale = 2.0
+
+    def step(self, x):
+        return x * self.scale
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 2.0
+
+
+@dataclasses.dataclass
+class Data:
+    scale: float = 2.0
+
+
+@dataclasses.dataclass(slots=True)
+class DataSlots:
+    scale: float = 2.0
+
+
+class Properties:
+    def __init__(self):
+        self.inner = 2.0
+
+    @property
+    def scale(self):
+        return self.inner
+
+    @functools.cached_property
+    def cached(self):
+        return self.inner
+
+
+class Derived(dict):
+    pass
+
+
+class Loss(nn.Module):
+    weight = 2.0
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def attribute(owner, name="scale"):
+    return lambda value: setattr(owner, name, value)
+
+
+def kinds_of_objects():
+    data, slots, data_slots, properties = Data(), Slots(), DataSlots(), Properties()
+    space, options = types.SimpleNamespace(scale=2.0), argparse.Namespace(scale=2.0)
+    table, nested, derived = {"scale": 2.0}, {"a": {"b": 2.0}}, Derived(scale=2.0)
+    items, queue = [2.0], collections.deque([2.0])
+    part = functools.partial(lambda data, x: x * data.scale, data)
+    array, scalar = np.array([2.0]), torch.tensor(2.0)
+    pair = (scalar, 1)
+    plain = type("Plain", (Plain,), {})
+    loss = type("Loss", (Loss,), {})
+    static = type("Static", (), {"scale": 2.0, "of": staticmethod(lambda x: x * static.scale)})
+    of_class = type("OfClass", (), {"scale": 2.0, "of": classmethod(lambda cls, x: x * cls.scale)})
+    return {
+        "an attribute of a class": (plain().step, attribute(plain)),
+        "slots": (lambda x: x * slots.scale, attribute(slots)),
+        "a data class": (lambda x: x * data.scale, attribute(data)),
+        "a data class with slots": (lambda x: x * data_slots.scale, attribute(data_slots)),
+        "a namespace": (lambda x: x * space.scale, attribute(space)),
+        "parsed options": (lambda x: x * options.scale, attribute(options)),
+        "a property": (lambda x: x * properties.scale, attribute(properties, "inner")),
+        "a dictionary": (lambda x: x * table["scale"], lambda v: table.update(scale=v)),
+        "a nested dictionary": (lambda x: x * nested["a"]["b"], lambda v: nested["a"].update(b=v)),
+        "a subclass of dict": (lambda x: x * derived["scale"], lambda v: derived.update(scale=v)),
+        "a list": (lambda x: x * items[0], lambda v: items.__setitem__(0, v)),
+        "a deque": (lambda x: x * queue[0], lambda v: queue.__setitem__(0, v)),
+        "a partial": (lambda x: part(x), attribute(data)),
+        "a static method": (lambda x: static.of(x), attribute(static)),
+        "a class method": (lambda x: of_class.of(x), attribute(of_class)),
+        "an attribute of a module's class": (loss(), attribute(loss, "weight")),
+        "a default of a keyword": (lambda x, *, data=data: x * data.scale, attribute(data)),
+        "getattr": (lambda x: x * getattr(data, "scale"), attribute(data)),  # noqa: B009
+        "an array": (lambda x: x * float(array[0]), lambda v: array.fill(v)),
+        "a tensor": (lambda x: x * scalar, lambda v: scalar.fill_(v)),
+        "a tensor in a tuple": (lambda x: x * pair[0], lambda v: scalar.fill_(v)),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_objects())
+def test_a_number_in(kind):
+    function, change = kinds_of_objects()[kind]
+    noticed(recorded(function), change)
+
+
+IN_A_MODULE = {
+    "a number": (lambda lib, x: x * lib.scale, lambda lib: attribute(lib)),
+    "a global of its function": (lambda lib, x: lib.scaled(x), lambda lib: attribute(lib)),
+    "an object": (lambda lib, x: x * lib.config.scale, lambda lib: attribute(lib.config)),
+    "a callable": (lambda lib, x: lib.scaler(x), lambda lib: attribute(lib.scaler, "factor")),
+    "a class of it": (lambda lib, x: lib.scaler(x), lambda lib: attribute(lib.Scaler, "factor")),
+}
+
+
+@pytest.mark.parametrize("kind", IN_A_MODULE)
+def test_a_number_behind_a_module_of_the_user(library, kind):
+    function, change = IN_A_MODULE[kind]
+    noticed(recorded(lambda x: function(library, x)), change(library))
+
+
+def test_an_attribute_of_its_own_hides_that_of_the_class():
+    plain = type("Plain", (Plain,), {})()
+    noticed(recorded(plain.step), attribute(plain))
+
+
+def test_a_named_attribute_beside_more_objects_than_are_looked_at():
+    class Trainer:
+        def __init__(self):
+            self.samples = [[i] for i in range(30_000)]
+            self.options = Data()
+
+        def step(self, x):
+            return x * self.options.scale
+
+    trainer = Trainer()
+    noticed(recorded(trainer.step), attribute(trainer.options))
+
+
+def test_what_no_code_names_may_change():
+    class Trainer:
+        def __init__(self):
+            self.epoch = 0
+            self.samples = [1, 2]
+
+        def step(self, x):
+            return x * 2
+
+    trainer = Trainer()
+    step = recorded(trainer.step)
+    trainer.epoch, trainer.samples, Trainer.other = 1, [3], 4
+    assert step(torch.ones(2, device="xla")).tolist() == [2.0, 2.0]
+    assert step.recordings == 1
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * current_options().scale
+
+
+OPTIONS = Data()
+
+
+def current_options():
+    return OPTIONS
+
+
+def hooked(x):
+    x.register_hook(lambda grad: grad * current_options().scale)
+    return x * 1
+
+
+IN_BACKWARD = {
+    "a function of autograd": Scaled.apply,
+    "a hook": hooked,
+    "a checkpoint": lambda x: checkpoint(lambda x: x * OPTIONS.scale, x, use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("how", IN_BACKWARD)
+def test_a_number_that_the_thread_of_autograd_reads(how):
+    def step(x):
+        x = (x * 1).detach().requires_grad_()
+        return torch.autograd.backward(IN_BACKWARD[how](x).sum()) or x.grad * 1
+
+    try:
+        noticed(recorded(step), attribute(OPTIONS))
+    finally:
+        OPTIONS.scale = 2.0
+
+
+def test_code_that_did_not_run_may_name_what_changes():
+    options = types.SimpleNamespace(report=False, count=0)
+
+    def report():
+        options.count += 1
+
+    def step(x):
+        if options.report:
+            report()
+        return x * 2
+
+    step = recorded(step)
+    options.count = 5
+    assert step(torch.ones(2, device="xla")).tolist() == [2.0, 2.0]
+    options.report = True
+    with pytest.raises(CaptureError, match="report"):
+        step(torch.ones(2, device="xla"))
+
+
+def test_beside_a_profiler_all_code_counts():
+    data = Data()
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        step = recorded(lambda x: x * data.scale)
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
+    assert sys.getprofile() is None
+    noticed(step, attribute(data))
+
+
+HOST_TENSORS = {
+    "operand": lambda x, t: x * t,
+    "item": lambda x, t: x * t.item(),
+    "float": lambda x, t: x * float(t),
+    "copied to the device": lambda x, t: x * t.to("xla"),
+}
+
+
+@pytest.mark.parametrize("how", HOST_TENSORS)
+def test_a_tensor_of_the_host_that_is_written_to(how):
+    tensor = torch.tensor(2.0)
+    step = recorded(lambda x: HOST_TENSORS[how](x, tensor))
+    tensor.fill_(2.0)  # the same value is no change
+    assert step(torch.ones(2, device="xla")).tolist() == [2.0, 2.0]
+    assert "tensor on the host has been written to" in noticed(step, tensor.fill_)
+
+
+def test_a_large_tensor_of_the_host_that_is_written_to():
+    tensor = torch.full((20_000,), 2.0)
+    step = recorded(lambda x: x * tensor[:2].to("xla"))
+    noticed(step, tensor.fill_)
+
+
+def test_more_objects_than_can_be_watched(monkeypatch):
+    monkeypatch.setattr("xla_core.capture.reachable._MOST", 1_000)
+    table = [[float(i)] for i in range(2_000)]
+    step = capture(lambda x: x * table[2][0])
+    with pytest.raises(CaptureError, match="more than 1000 objects"):
+        for _ in range(4):
+            step(torch.ones(2, device="xla"))
