@@ -35,7 +35,7 @@ def functions(module: str) -> Iterator[tuple[str, Callable[..., object], str]]:
         value = getattr(content, name, None)  # None: of a package that is not installed
         if inspect.isfunction(value):
             yield name, value, inspect.getdoc(value) or ""
-        elif inspect.isclass(value):
+        elif inspect.isclass(value) and value.__module__.startswith(OWN):
             for method, function in vars(value).items():
                 if inspect.isfunction(function) and method == "__init__":
                     text = (inspect.getdoc(value) or "") + (function.__doc__ or "")

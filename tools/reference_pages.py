@@ -75,17 +75,9 @@ def place(value: Any) -> str | None:
     value = inspect.unwrap(value) if inspect.isfunction(value) else value
     if not (inspect.isfunction(value) or inspect.isclass(value)) or not value.__doc__:
         return None
-    module = home(value)
-    if module.split(".")[0] not in OURS or "<" in value.__qualname__:
+    if value.__module__.split(".")[0] not in OURS or "<" in value.__qualname__:
         return None
-    return f"{module}.{value.__qualname__}"
-
-
-def home(value: Any) -> str:
-    """The module that defines a function or class, also a class that says it is torch's, as XLATensor does."""
-    methods = filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else ()
-    modules = (value.__module__, *(method.__module__ for method in methods))
-    return next((name for name in modules if name.split(".")[0] in OURS), value.__module__)
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def page(name: str, seen: dict[str, str]) -> str:

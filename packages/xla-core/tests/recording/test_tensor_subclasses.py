@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 
-import opt_einsum
 import pytest
 import torch
 from torch import nn
@@ -143,13 +142,3 @@ def test_what_cannot_be_says_why():
         VALUES.to("xla").as_subclass(Wrapper)
     with pytest.raises(TypeError, match=r"cannot be a .*Other: metaclass conflict"):
         VALUES.to("xla").as_subclass(Other)
-
-
-@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
-def test_libraries_that_look_at_the_module_of_a_class_find_torch(kind):
-    """They take the functions for a tensor from the package that its class comes from, as opt_einsum does."""
-    a, b, c = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5, 2)
-    on_xla = [kind(t.to("xla")) if kind is nn.Parameter else t.to("xla") for t in (a, b, c)]
-    result = opt_einsum.contract("ij,jk,kl->il", *on_xla)
-    assert result.device.type == "xla"
-    torch.testing.assert_close(result.detach().cpu(), a @ b @ c)

@@ -155,9 +155,6 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
     _s: Storage
     _v: View | None
 
-    # libraries such as opt_einsum look there for the functions that take a tensor, as if it were torch.Tensor
-    __module__ = "torch"
-
     __torch_function__ = torch_private.disabled_torch_function
 
     @staticmethod
