@@ -183,7 +183,7 @@ def observe(
     former = [p.grad for p in parameters]
     leaves = [t for t in arguments if t.is_leaf]
     given = [t.grad for t in leaves]
-    observer = Observer(trace, name, arguments, code)
+    observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
     with noticing_prints(name) as noticed, observer.recording(schedulers), code.noting():
         result = function()

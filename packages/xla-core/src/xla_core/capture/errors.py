@@ -89,6 +89,10 @@ MSG_REPLACED: Final = (
     "{name}: {what} is another tensor than the one that was recorded; the replay would go on with the old "
     "one. Write into it instead (copy_, load_state_dict), or call reset() to record the step again"
 )
+MSG_OTHER_OBJECT: Final = (
+    "{name}: {what} is another object ({kind}) than when the step was recorded, or is gone. Pass what the step "
+    "reads of it as an argument, or call reset() to record the step again"
+)
 MSG_HOOKS: Final = "{name}: {what} has other hooks than when the step was recorded. Call reset() to record it again"
 MSG_ARGUMENT_GRADIENT: Final = (
     "{name}: the step gives an argument a gradient, which a replay would not. Return "

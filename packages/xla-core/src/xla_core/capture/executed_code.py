@@ -6,61 +6,121 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from threading import Lock, get_ident
+from typing import Any, Final
 
+from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.operands import Operand
 
 
 class ExecutedCode:
     """The code that the calls of one step have run so far.
 
-    ``ran`` is all of the calling thread's. ``elsewhere`` may have run in another thread, as autograd's backward
-    does for a device: the frames seen there, and functions that are defined inside code that ran. What they call
-    is not known.
+    ``ran`` is all of the calling thread's, and what other threads called after their first operation on the device,
+    as autograd's threads do in a backward. ``elsewhere`` is the code that was on their stacks at that operation:
+    what it had called before is not known.
     """
 
     def __init__(self) -> None:
         self.ran: set[types.CodeType] = set()
         self.elsewhere: set[types.CodeType] = set()
-        self._thread = get_ident()
+        self._profiled: set[int] = set()
+        self._is_noting = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """A block whose code is noted by a profile function of the calling thread.
+        """A block whose code is noted by profile functions of its threads (``sys.setprofile``).
 
         Beside the user's own profiler, which is left alone, nothing is noted, and nothing excluded.
         """
-        if sys.getprofile() is not None:
+        outer = sys.getprofile()
+        if outer is not None and not isinstance(outer, _Profile):
             self.ran.clear()
             yield
             return
-        self._thread = get_ident()
-        note = self.ran.add
-
-        def profile(frame: types.FrameType, event: str, arg: Operand) -> None:
-            if event == "call":
-                note(frame.f_code)
-
-        sys.setprofile(profile)
+        self._profiled = {get_ident()}
+        self._is_noting = True
+        profile = _Profile(self, outer)
         try:
+            _noting.add(self)
+            sys.setprofile(profile)
             yield
         finally:
             if sys.getprofile() is profile:
-                sys.setprofile(None)
-            for code in tuple(self.ran):
-                self._note_inner(code)
+                sys.setprofile(outer)
+            self._is_noting = False
+            _noting.remove(self)
+
+    def profile(self, frame: types.FrameType) -> bool:
+        """Note a call, and say whether to go on."""
+        if self._is_noting:
+            self.ran.add(frame.f_code)
+        return self._is_noting
 
     def note_thread(self) -> None:
-        """Note the frames of the thread that calls this, unless it is the one whose block it is."""
-        if get_ident() == self._thread:
+        """Note what the thread that calls this runs, if it is none of those that are profiled."""
+        if get_ident() in self._profiled:
             return
         frame: types.FrameType | None = sys._getframe()
         while frame is not None:
             self.elsewhere.add(frame.f_code)
             frame = frame.f_back
+        if sys.getprofile() is None:
+            self._profiled.add(get_ident())
+            sys.setprofile(_Profile(self, None))
 
-    def _note_inner(self, code: types.CodeType) -> None:
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType) and constant not in self.ran:
-                self.elsewhere.add(constant)
-                self._note_inner(constant)
+
+class _Profile:
+    """A profile function that notes the code of calls, also for the block around it (``outer``)."""
+
+    def __init__(self, code: ExecutedCode, outer: _Profile | None) -> None:
+        self._code = code
+        self._outer = outer
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Operand) -> None:
+        if event != "call":
+            return
+        if not self._code.profile(frame) and sys.getprofile() is self:
+            sys.setprofile(None)  # the block has ended: only its own thread could end this one
+        if self._outer is not None:
+            self._outer(frame, event, arg)
+
+
+class _Noting:
+    """Whose threads are noted: each operation on the device tells them of its thread meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._codes: tuple[ExecutedCode, ...] = ()
+        self._dispatch: Any = None
+
+    def add(self, code: ExecutedCode) -> None:
+        """Tell ``code`` of threads."""
+        with self._lock:
+            if not self._codes:
+                self._dispatch = XLATensor.__torch_dispatch__
+                XLATensor.__torch_dispatch__ = staticmethod(self._noting_dispatch)  # type: ignore[method-assign,assignment]
+            self._codes = (*self._codes, code)
+
+    def remove(self, code: ExecutedCode) -> None:
+        """End this; without effect where it was not begun."""
+        with self._lock:
+            if code not in self._codes:
+                return
+            self._codes = tuple(one for one in self._codes if one is not code)
+            if not self._codes:
+                XLATensor.__torch_dispatch__ = staticmethod(self._dispatch)  # type: ignore[method-assign]
+
+    def _noting_dispatch(
+        self,
+        func: object,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
+        for code in self._codes:
+            code.note_thread()
+        return self._dispatch(func, types, args, kwargs)
+
+
+_noting: Final = _Noting()

@@ -29,6 +29,7 @@ _GRAD: Final = operator.attrgetter("grad")
 _VERSION: Final = operator.attrgetter("_version")
 # Larger arrays of the host are constants: comparing them would cost too much.
 _MOST_BYTES: Final = 1 << 16
+_CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device)
 _IS_NOT: Final = operator.is_not
 # Names of what reads the gradients of whatever parameters there are.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
@@ -82,6 +83,13 @@ def _same(old: Operand, new: Operand) -> bool:
     return type(old) is type(new) and repr(old) == repr(new)
 
 
+def _is_constant(value: Operand) -> bool:
+    """Whether nothing in a value can change, and another one with its text is as good."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, _CONSTANTS)
+
+
 def _told(value: Operand) -> str:
     return f"{value.count} items" if isinstance(value, _Length) else repr(value)
 
@@ -131,8 +139,7 @@ class Guards:
         self._name = name
         self._reachable = reachable
         self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
-        values = (*NUMBERS, torch.Tensor, np.ndarray)
-        watched = [s for s in reachable.slots if isinstance(s.value(), values)]
+        watched = [s for s in reachable.slots if s.value() is not s]
         self._host = HostValues(name, watched)
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
@@ -198,7 +205,7 @@ class Guards:
         try:
             values = map(operator.getitem, self._mappings, self._keys)
             changed = any(map(_IS_NOT, values, self._values))
-        except KeyError:
+        except LookupError:
             changed = True
         if changed:
             self._check_slots(self._items, self._values)
@@ -239,6 +246,9 @@ class Guards:
             if isinstance(old, torch.Tensor):
                 if new is not old:
                     raise refuse(errors.MSG_REPLACED, name=self._name, what=slot.path)
+            elif new is not old and not (_is_constant(old) and _is_constant(new)):
+                kind = type(new).__name__
+                raise refuse(errors.MSG_OTHER_OBJECT, name=self._name, what=slot.path, kind=kind)
             elif not _same(old, new):
                 raise refuse(
                     errors.MSG_CHANGED,

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
-from xla_core.capture.executed_code import ExecutedCode
 from xla_core.capture.optimizer_steps import OptimizerSteps, Window
 from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
@@ -126,16 +125,9 @@ def _line_of(error: BaseException) -> Line:
 class Observer:
     """One step that is looked at: record it in a block ``recording``, drop its results, and ``end``."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        name: str,
-        arguments: Sequence[XLATensor],
-        code: ExecutedCode | None = None,
-    ) -> None:
+    def __init__(self, trace: Trace, name: str, arguments: Sequence[XLATensor]) -> None:
         self.trace = trace
         self.name = name
-        self._code = code or ExecutedCode()
         self._arguments = [t._s for t in arguments]
         self._made: dict[int, tuple[object, Line]] = {}
         self._optimizers = OptimizerSteps(trace)
@@ -171,7 +163,6 @@ class Observer:
             self._ran = source_location.user_line()
 
     def _note(self, s: Storage) -> None:
-        self._code.note_thread()
         self._made[id(s)] = s.buffer, source_location.recording_line()
 
     def end(

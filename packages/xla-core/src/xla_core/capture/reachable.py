@@ -39,8 +39,13 @@ _MOST: Final = 1_000_000
 _MOST_UNNAMED: Final = 20_000
 NUMBERS: Final = (bool, int, float, str, type(None))
 _WRITABLE: Final = (torch.Tensor, np.ndarray)
-_VALUES: Final = (*NUMBERS, *_WRITABLE)
-_CONTAINERS: Final = (list, dict, deque)
+# Items that are watched also where no code names the container.
+_ITEMS: Final = (*_WRITABLE, int, float)
+# Whose objects change without any effect on a step.
+_OPAQUE: Final = frozenset({
+    "logging", "threading", "weakref", "warnings", "importlib", "concurrent", "multiprocessing", "queue",
+    "contextvars",
+})  # fmt: skip
 
 
 class Slot:
@@ -91,6 +96,8 @@ class Reachable:
         self._keep: list[object] = []
         self._names: set[str] = set()
         self._objects: list[tuple[str, object]] = []
+        self._containers: list[tuple[str, Any, bool]] = []
+        self._is_named = True
         self._classes: list[tuple[str, object]] = []
         self._attributes: list[tuple[str, str, object]] = []
         self._of_modules: list[tuple[str, str, object]] = []
@@ -152,7 +159,8 @@ class Reachable:
             or _taken(self._of_modules, self._names)
             or _taken(self._attributes, None)
         ):
-            for path, _, item in named:
+            for path, name, item in named:
+                self._is_named = name in self._names
                 self._visit(path, item)
 
     def _visit(self, path: str, value: Operand) -> None:
@@ -177,11 +185,11 @@ class Reachable:
         elif isinstance(value, (list, tuple, deque)):
             for i, item in enumerate(value):
                 self._visit(f"{path}[{i}]", item)
-            self._objects.append((path, value))
+            self._containers.append((path, value, self._is_named))
         elif isinstance(value, dict):
             for key, item in value.items():
                 self._visit(f"{path}[{key!r}]", item)
-            self._objects.append((path, value))
+            self._containers.append((path, value, self._is_named))
         else:
             self._other(path, value)
 
@@ -189,6 +197,8 @@ class Reachable:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
         if callable(inner):
             self._visit(path, inner)
+        if isinstance(value, types.BuiltinMethodType):
+            self._visit("self", value.__self__)
         if isinstance(value, functools.partial):
             self._visit(f"{path}.args", value.args)
             self._visit(f"{path}.keywords", value.keywords)
@@ -202,7 +212,7 @@ class Reachable:
             self._class(path, value)
             self._classes.append((path, value))
             return
-        if _root(kind.__module__) in {"builtins", *_OWN}:
+        if _root(kind.__module__) in {"builtins", *_OWN, *_OPAQUE}:
             return
         if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)
@@ -219,9 +229,6 @@ class Reachable:
 
     def _class(self, path: str, kind: type) -> None:
         """The code of a class's methods."""
-        everything = self._everything
-        # autograd may run the backward in a thread of its own
-        self._everything |= issubclass(kind, torch.autograd.Function)
         for base in kind.__mro__:
             if base is object or base is torch.nn.Module:
                 continue
@@ -234,8 +241,8 @@ class Reachable:
                 elif name not in _NEVER_CALLED and self._runs(function.__code__):
                     self._names |= _names(function.__code__)
                     if not foreign:
+                        self.slots.append(Slot(f"{path}.{name}", vars(base), name))
                         self._visit(f"{path}.{name}", function)
-        self._everything = everything
 
     def _module(self, path: str, module: torch.nn.Module) -> None:
         self.roots.append((path, module))
@@ -260,8 +267,8 @@ class Reachable:
             self._seen.discard(id(function))  # it may be reached from code of which all counts
             return
         everything = self._everything
-        # of what another thread ran, it is not known what it called
-        self._everything |= self._code is not None and code in self._code.elsewhere
+        # of what another thread ran, it is not known what it had called
+        self._everything |= self._is_elsewhere(code)
         names = _names(code)
         self._names |= names
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
@@ -274,6 +281,13 @@ class Reachable:
         if inspect.isfunction(inner):
             self._visit(path, inner)
         self._everything = everything
+
+    def _is_elsewhere(self, code: types.CodeType) -> bool:
+        """Whether another thread ran a code, or one that is defined in it, such as a hook."""
+        if self._code is None or not self._code.elsewhere:
+            return False
+        inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+        return code in self._code.elsewhere or any(map(self._is_elsewhere, inner))
 
     def _add(self, path: str, mapping: object, key: object) -> None:
         slot = Slot(path, mapping, key)
@@ -291,14 +305,13 @@ class Reachable:
         for path, module in self.modules.values():
             for key in _named(names, vars(module)):
                 self.slots.append(Slot(f"{path}.{key}", vars(module), key))
+        for path, value, is_named in self._containers:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            kinds = _WRITABLE if isinstance(value, tuple) else object if is_named else _ITEMS
+            for key, item in list(items):
+                if isinstance(item, kinds):
+                    self.slots.append(Slot(f"{path}[{key!r}]", value, key))
         for path, value in self._objects:
-            if isinstance(value, (tuple, *_CONTAINERS)):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                kinds = _WRITABLE if isinstance(value, tuple) else (*_WRITABLE, int, float)
-                for key, item in list(items):
-                    if isinstance(item, kinds):
-                        self.slots.append(Slot(f"{path}[{key!r}]", value, key))
-                continue
             for key in _named(names, vars(value)):
                 self.slots.append(Slot(f"{path}.{key}", vars(value), key))
         for path, value in self._classes:
@@ -306,6 +319,7 @@ class Reachable:
                 self.slots.append(Attribute(f"{path}.{key}", value, key))
         # what the step replaces must not live on because of the walk
         self._objects.clear()
+        self._containers.clear()
         self._classes.clear()
         self._attributes.clear()
         self._of_modules.clear()
@@ -314,10 +328,8 @@ class Reachable:
 
 
 def _named(names: set[str], attributes: Mapping[str, Any]) -> Iterator[str]:
-    """Attributes that some code names, and that hold something a step may read."""
-    for key, value in attributes.items():
-        if key in names and isinstance(value, (*_VALUES, *_CONTAINERS)):
-            yield key
+    """Attributes that some code names."""
+    return (key for key in attributes if key in names)
 
 
 def _of_classes(names: set[str], value: Any) -> Iterator[str]:
@@ -334,7 +346,8 @@ def _of_classes(names: set[str], value: Any) -> Iterator[str]:
             seen.add(key)
             if isinstance(member, types.MemberDescriptorType) and not isinstance(value, type):
                 member = getattr(value, key, None)
-            if isinstance(member, (*_VALUES, *_CONTAINERS)):
+            # what is bound anew whenever it is looked up: its function is watched, or runs no Python
+            if not hasattr(type(member), "__get__"):
                 yield key
 
 
