@@ -264,15 +264,54 @@ def test_what_no_code_names_may_change():
         def __init__(self):
             self.epoch = 0
             self.samples = [1, 2]
+            self.last = {"loss": torch.ones(2, device="xla"), "step": 0}
 
         def step(self, x):
             return x * 2
 
     trainer = Trainer()
     step = recorded(trainer.step)
+    trainer.samples[0] = 5
+    trainer.last.update(loss=torch.ones(2, device="xla"), step=1)
     trainer.epoch, trainer.samples, Trainer.other = 1, [3], 4
     assert step(torch.ones(2, device="xla")).tolist() == [2.0, 2.0]
     assert step.recordings == 1
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one, which it does not initialize, as accelerate's is."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.optimizer.step()
+
+
+def test_a_wrapper_of_an_optimizer():
+    def losses(captured):
+        torch.manual_seed(0)
+        net = nn.Linear(2, 1).to("xla")
+        optimizer = Wrapper(torch.optim.Adam(net.parameters(), lr=0.1))
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = net(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = capture(step) if captured else step
+        values = []
+        for i in range(8):
+            optimizer.optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+            values.append(step(torch.ones(2, device="xla")).item())
+        return values
+
+    assert losses(captured=True) == losses(captured=False)
 
 
 class Scaled(torch.autograd.Function):

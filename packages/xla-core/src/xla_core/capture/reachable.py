@@ -39,8 +39,6 @@ _MOST: Final = 1_000_000
 _MOST_UNNAMED: Final = 20_000
 NUMBERS: Final = (bool, int, float, str, type(None))
 _WRITABLE: Final = (torch.Tensor, np.ndarray)
-# Items that are watched also where no code names the container.
-_ITEMS: Final = (*_WRITABLE, int, float)
 # Whose objects change without any effect on a step.
 _OPAQUE: Final = frozenset({
     "logging", "threading", "weakref", "warnings", "importlib", "concurrent", "multiprocessing", "queue",
@@ -88,6 +86,8 @@ class Reachable:
         self._code = code if code is not None and code.ran else None
         self._everything = self._code is None
         self.slots: list[Slot] = []
+        # items of what no code names
+        self._unnamed: list[Slot] = []
         self.roots: list[tuple[str, torch.nn.Module]] = []
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -131,7 +131,7 @@ class Reachable:
             for p in module_tables.tensor_tables(m)[0].values()
             if p is not None
         }
-        values = (slot.value() for slot in self.slots)
+        values = (slot.value() for slot in (*self.slots, *self._unnamed))
         leaves = (
             t for t in values if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
         )
@@ -172,7 +172,7 @@ class Reachable:
         self._keep.append(value)
         if isinstance(value, torch.nn.Module):
             self._module(path, value)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif module_tables.is_optimizer(value):
             self.optimizers[id(value)] = value
         elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             self.schedulers[id(value)] = value
@@ -307,10 +307,10 @@ class Reachable:
                 self.slots.append(Slot(f"{path}.{key}", vars(module), key))
         for path, value, is_named in self._containers:
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            kinds = _WRITABLE if isinstance(value, tuple) else object if is_named else _ITEMS
+            slots = self.slots if is_named else self._unnamed
             for key, item in list(items):
-                if isinstance(item, kinds):
-                    self.slots.append(Slot(f"{path}[{key!r}]", value, key))
+                if isinstance(item, _WRITABLE) or (is_named and not isinstance(value, tuple)):
+                    slots.append(Slot(f"{path}[{key!r}]", value, key))
         for path, value in self._objects:
             for key in _named(names, vars(value)):
                 self.slots.append(Slot(f"{path}.{key}", vars(value), key))

@@ -47,5 +47,10 @@ def hook_tables(
     return tables
 
 
+def is_optimizer(value: object) -> bool:
+    """Whether it is an optimizer, and not a wrapper of one that only says so, as accelerate's is."""
+    return isinstance(value, torch.optim.Optimizer) and hasattr(value, _OPTIMIZER_HOOKS[0])
+
+
 def _hooks(table: Operand) -> tuple[object, ...]:
     return () if not table else tuple(table.values())
