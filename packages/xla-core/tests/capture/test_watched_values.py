@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from torch_xla.experimental.capture import CaptureError, capture
+from xla_core.recording.xla_tensor import XLATensor
 
 LIBRARY = """
 class Config:
@@ -386,6 +387,18 @@ def test_a_captured_step_inside_another_one():
     outer = recorded(lambda x: inner(x) * 1)
     assert sys.getprofile() is None
     noticed(outer, attribute(data))
+
+
+def test_nothing_stays_after_a_call_that_is_interrupted():
+    dispatch = XLATensor.__torch_dispatch__
+
+    def step(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(step)(torch.ones(2, device="xla"))
+    assert sys.getprofile() is None
+    assert XLATensor.__torch_dispatch__ is dispatch
 
 
 def test_beside_a_profiler_all_code_counts():

@@ -10,6 +10,7 @@ from threading import Lock, get_ident
 from typing import Any, Final
 
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand
 
 
@@ -25,7 +26,7 @@ class ExecutedCode:
         self.ran: set[types.CodeType] = set()
         self.elsewhere: set[types.CodeType] = set()
         self._profiled: set[int] = set()
-        self._is_noting = False
+        self.is_noting = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -39,23 +40,21 @@ class ExecutedCode:
             yield
             return
         self._profiled = {get_ident()}
-        self._is_noting = True
-        profile = _Profile(self, outer)
+        self.is_noting = True
+        ending = map(sys.setprofile, (outer,)), indivisible.storing(self, ("is_noting",), (False,))
         try:
             _noting.add(self)
-            sys.setprofile(profile)
+            sys.setprofile(_Profile(self, outer))
             yield
         finally:
-            if sys.getprofile() is profile:
-                sys.setprofile(outer)
-            self._is_noting = False
-            _noting.remove(self)
+            indivisible.do(*ending)
+            _noting.end()
 
     def profile(self, frame: types.FrameType) -> bool:
         """Note a call, and say whether to go on."""
-        if self._is_noting:
+        if self.is_noting:
             self.ran.add(frame.f_code)
-        return self._is_noting
+        return self.is_noting
 
     def note_thread(self) -> None:
         """Note what the thread that calls this runs, if it is none of those that are profiled."""
@@ -102,13 +101,12 @@ class _Noting:
                 XLATensor.__torch_dispatch__ = staticmethod(self._noting_dispatch)  # type: ignore[method-assign,assignment]
             self._codes = (*self._codes, code)
 
-    def remove(self, code: ExecutedCode) -> None:
-        """End this; without effect where it was not begun."""
+    def end(self) -> None:
+        """End this for those whose block has ended."""
         with self._lock:
-            if code not in self._codes:
-                return
-            self._codes = tuple(one for one in self._codes if one is not code)
-            if not self._codes:
+            before = self._codes
+            self._codes = tuple(one for one in before if one.is_noting)
+            if before and not self._codes:
                 XLATensor.__torch_dispatch__ = staticmethod(self._dispatch)  # type: ignore[method-assign]
 
     def _noting_dispatch(
