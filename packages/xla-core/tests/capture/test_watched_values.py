@@ -432,6 +432,52 @@ def test_a_tensor_of_the_host_that_is_written_to(how):
     assert "tensor on the host has been written to" in noticed(step, tensor.fill_)
 
 
+class OnHost(nn.Module):
+    def __init__(self, as_parameter):
+        super().__init__()
+        if as_parameter:
+            self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        else:
+            self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize("as_parameter", [True, False])
+def test_a_tensor_of_a_module_on_the_host_that_is_written_to(as_parameter):
+    module = OnHost(as_parameter)
+    assert "module.scale on the host" in noticed(recorded(lambda x: module(x)), module.scale.fill_)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x * 2
+
+
+def steps_that_write():
+    count, array, seen, module = torch.tensor(0), np.zeros(2), set(), Counting()
+    return {
+        "a tensor": lambda x: (x * 2, count.add_(1))[0],
+        "a buffer": module,
+        "an array": lambda x: (x * 2, np.add(array, 1, out=array))[0],
+        "a set": lambda x: (x * 2, seen.add(len(seen)))[0],
+    }
+
+
+@pytest.mark.parametrize("what", steps_that_write())
+def test_a_step_that_writes_to_the_host(what):
+    step = capture(steps_that_write()[what])
+    with pytest.raises(CaptureError, match=r"the step (writes to|changes) .*a replay would not"):
+        for _ in range(4):
+            step(torch.ones(2, device="xla"))
+
+
 def test_a_large_tensor_of_the_host_that_is_written_to():
     tensor = torch.full((20_000,), 2.0)
     step = recorded(lambda x: x * tensor[:2].to("xla"))

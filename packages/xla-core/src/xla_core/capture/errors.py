@@ -110,6 +110,10 @@ MSG_HOST_CHANGED: Final = (
     "{name}: {what} on the host has been written to since the step was recorded, which has its former value as a "
     "constant. Pass it as an argument, or call reset()"
 )
+MSG_HOST_WRITTEN: Final = (
+    "{name}: the step writes to {what}, which is on the host, and a replay would not. Move it to the device, or do "
+    "it outside"
+)
 MSG_REACHES: Final = (
     "{name}: its code names attributes that lead to more than {most} objects, which cannot all be watched for "
     "changes. Pass what it reads of them as arguments"

@@ -11,7 +11,7 @@ import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,9 +41,12 @@ class Snapshot:
     def __init__(self, reachable: Reachable) -> None:
         self.slots = reachable.slots
         self.values = [_seen(slot.value()) for slot in self.slots]
+        self._host = HostValues.of(reachable)
 
     def check_unchanged(self, name: str) -> None:
         """Refuse what the call has changed since: a replay would not."""
+        if (written := self._host.changed()) is not None:
+            raise refuse(errors.MSG_HOST_WRITTEN, name=name, what=written)
         for slot, old in zip(self.slots, self.values, strict=True):
             new = _seen(slot.value())
             if not _same(old, new):
@@ -68,7 +71,7 @@ class _Length:
 
 
 def _seen(value: Operand) -> object:
-    if isinstance(value, (list, dict, deque)):
+    if isinstance(value, (list, dict, deque, set)):
         return _Length(len(value))
     return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
 
@@ -97,9 +100,8 @@ def _told(value: Operand) -> str:
 class HostValues:
     """Tensors and arrays of the host that a step may read: their values are constants of its recording."""
 
-    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
-        self._name = name
-        known = {id(value): (slot.path, value) for slot in slots for value in (slot.value(),)}
+    def __init__(self, values: Iterable[tuple[str, Operand]]) -> None:
+        known = {id(value): (path, value) for path, value in values}
         tensors = [one for one in known.values() if isinstance(one[1], torch.Tensor)]
         # a tensor of inference mode has no version, and cannot be written outside
         tensors = [
@@ -115,16 +117,23 @@ class HostValues:
             if isinstance(array, np.ndarray) and array.nbytes <= _MOST_BYTES
         ]
 
-    def check(self) -> None:
-        """Raise CaptureError where one was written to since, and has another value."""
+    @classmethod
+    def of(cls, reachable: Reachable) -> HostValues:
+        """Those that are reached."""
+        values = ((slot.path, slot.value()) for slot in reachable.slots)
+        return cls(itertools.chain(values, reachable.tensors_of_modules()))
+
+    def changed(self) -> str | None:
+        """The path of one that was written to since, and has another value."""
         if list(map(_VERSION, self._tensors)) != self._versions:
             for path, t, value in zip(self._paths, self._tensors, self._values, strict=True):
                 if value is None or not torch.equal(t, value):
-                    raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=path)
+                    return path
             self._versions = list(map(_VERSION, self._tensors))
         for path, array, content in self._arrays:
             if array.tobytes() != content:
-                raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=path)
+                return path
+        return None
 
 
 def _copied(t: torch.Tensor) -> torch.Tensor | None:
@@ -140,7 +149,7 @@ class Guards:
         self._reachable = reachable
         self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
         watched = [s for s in reachable.slots if s.value() is not s]
-        self._host = HostValues(name, watched)
+        self._host = HostValues.of(reachable)
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
         self._of_classes = [s for s in watched if isinstance(s, Attribute)]
@@ -222,7 +231,8 @@ class Guards:
             changed = True
         if changed:
             self._check_slots(self._of_classes, self._class_values)
-        self._host.check()
+        if (written := self._host.changed()) is not None:
+            raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
         contents = itertools.chain.from_iterable(map(dict.values, self._filled))
         if sum(map(len, self._tables)) != len(self._contents) or any(
             map(_IS_NOT, contents, self._contents)

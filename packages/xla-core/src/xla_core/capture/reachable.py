@@ -141,6 +141,14 @@ class Reachable:
                 by_id.update((id(p), p) for p in group["params"])
         return list(by_id.values())
 
+    def tensors_of_modules(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers of the modules whose code may run, by path."""
+        for path, module in self.modules.values():
+            forward = _function_of(type(module).forward)
+            if forward is None or self._runs(forward.__code__):
+                for table in module_tables.tensor_tables(module):
+                    yield from ((f"{path}.{k}", t) for k, t in table.items() if t is not None)
+
     # -- walking -------------------------------------------------------------------------------
 
     def _follow(self, name: str) -> None:
