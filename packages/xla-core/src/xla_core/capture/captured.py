@@ -137,7 +137,7 @@ class Captured:
         code = self._executed.setdefault(key, ExecutedCode())
         if type(known) is _Progress and known.calls < self._warmup:
             known.calls += 1
-            with code.noting():
+            with code.noting(trace):
                 result = detached(function())
             runtime.sync(trace.device)
             return result
@@ -185,7 +185,7 @@ def observe(
     given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
-    with noticing_prints(name) as noticed, observer.recording(schedulers), code.noting():
+    with noticing_prints(name) as noticed, observer.recording(schedulers), code.noting(trace):
         result = function()
     result = detached(result)
     observed = observer.end(result, parameters, former)

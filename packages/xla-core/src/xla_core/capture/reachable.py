@@ -214,7 +214,9 @@ class Reachable:
         if isinstance(value, types.ModuleType):
             if _root(value.__name__) not in _FOREIGN:
                 self._objects.append((path, value))
-                self._of_modules += ((f"{path}.{k}", k, one) for k, one in vars(value).items())
+                self._of_modules += (
+                    (f"{path}.{k}", k, one) for k, one in list(vars(value).items())
+                )
             return
         if isinstance(value, type):
             self._class(path, value)
@@ -226,7 +228,7 @@ class Reachable:
             self._class(path, kind)
             self._classes.append((path, value))
         if hasattr(value, "__dict__"):
-            self._attributes += ((f"{path}.{k}", k, item) for k, item in vars(value).items())
+            self._attributes += ((f"{path}.{k}", k, item) for k, item in list(vars(value).items()))
             self._objects.append((path, value))
 
     def _runs(self, code: types.CodeType) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Final
 
@@ -149,11 +149,14 @@ class Turns:
         self.owners: set[Owner] = set()
         self._first: Owner | None = None
         self._task: int | None = None
+        self._listeners: tuple[Callable[[], None], ...] = ()
 
     # -- whose turn it is ----------------------------------------------------------------------
 
     def take(self) -> None:
         """Install the step of the calling thread in the trace."""
+        for listener in self._listeners:
+            listener()
         trace = self._trace
         if trace.body_recorder is not None:
             return  # the body of a computation, whose recorder excludes other threads
@@ -176,6 +179,14 @@ class Turns:
         trace.thread = get_ident() if alone else 0
         if begins and len(trace.parked) > MOST_ENDED:
             self._run_ended_quietly()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """From now on, call ``listener`` in each thread that takes its turn, before it does."""
+        self._listeners = (*self._listeners, listener)
+
+    def unsubscribe(self, listener: Callable[[], None]) -> None:
+        """End this; without effect where it was not begun."""
+        self._listeners = tuple(one for one in self._listeners if one != listener)
 
     def _owner(self, task: int) -> Owner:
         """The thread to which the recording belongs: the calling one, or the one that called ``backward()``."""
