@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from torch_xla.experimental.capture import capture
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.support import caches, counters
 from xla_core.varying import families
+from xla_core.varying.bound_program import BoundProgram
 from xla_core.varying.padded_buffer import PADDED_ON_HOST
 
 _LENGTHS = (8, 12, 9, 11, 7)
@@ -61,6 +64,17 @@ def test_the_padding_of_each_new_length_is_a_metric():
     assert [value for _, value in metric.samples] == pytest.approx([100 / 12, 500 / 12])
     assert (metric.total, metric.accumulator) == (2, pytest.approx(600 / 12))
     assert "VaryingShapesPadding" in counters.report()
+
+
+def test_programs_for_several_lengths_count_among_those_that_the_process_keeps(monkeypatch):
+    monkeypatch.setenv("XLA_COMPILATION_CACHE_SIZE", "4")
+    for operations in range(70, 76):
+        assert _served_and_compiled(_LENGTHS, operations) == (2, 4)
+    gc.collect()
+    alive = [each for each in gc.get_objects() if isinstance(each, BoundProgram)]
+    assert 1 <= len(alive) <= 4
+    # that of the first steps was evicted: it is made again, and serves the next lengths
+    assert _served_and_compiled((10, 9, 11), 70) == (3, 1)
 
 
 def test_small_steps_are_left_alone():

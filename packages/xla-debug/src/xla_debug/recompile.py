@@ -54,7 +54,7 @@ MSG_AGAIN: Final = (
     "xla_debug.recompile.report()"
 )
 TEXT_EARLY: Final = (
-    "a value was needed here, so the {count} operations recorded before it ran as a separate "
+    "a value was needed here, so the {count} operation{s} recorded before it ran as a separate "
     "program"
 )
 TEXT_REST: Final = "the rest of a step whose beginning ran at this line, where a value was needed"
@@ -322,6 +322,11 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     return chosen
 
 
+def _early_text(entries: Sequence[Entry]) -> str:
+    count = count_operations(entries)
+    return TEXT_EARLY.format(count=count, s="s" * (count != 1))
+
+
 def _without_peer(
     mine: Known, entries: Sequence[Entry], cause: SyncCause, stack: tuple[Frame, ...]
 ) -> Explanation:
@@ -338,10 +343,10 @@ def _without_peer(
     frames = place.frames if place is not None and place.frames else stack[:1]
     if cause is SyncCause.SIZE:
         result, frames = Cause.DATA_SIZE, stack[:4]
-        text = TEXT_EARLY.format(count=count_operations(entries))
+        text = _early_text(entries)
     elif not (first or cause.ends_step) and _history.marked and stack:
         result, frames = Cause.EARLY_SYNC, stack[:4]
-        text = TEXT_EARLY.format(count=count_operations(entries))
+        text = _early_text(entries)
     elif cause.ends_step and mine.after is not None and mine.after.line is not None:
         result, frames, text = _cut_cause(mine.after), (mine.after.line,), TEXT_REST
     return Explanation(
@@ -384,7 +389,7 @@ def _against(
     after = mine.after
     if early and stack:
         result, frames = _cut_cause(Cut(stack[0], cause)), stack[:4]
-        text = TEXT_EARLY.format(count=count_operations(entries))
+        text = _early_text(entries)
         text += f"; {operator_text(subject)} would have come next"
     elif (
         after is not None

@@ -223,8 +223,8 @@ def hold(kept: Kept) -> None:
     _Evicted.give_back()
 
 
-def drop(program: StepProgram) -> None:
-    """Remove a program that could not be compiled."""
+def drop(program: Kept) -> None:
+    """Remove a program that could not be compiled, or that nothing can use any more."""
     with _lock:
         if program in _programs:
             _programs.remove(program)

@@ -23,6 +23,7 @@ from xla_core.lowering.step_program import StepLowering, input_specs
 from xla_core.operators.lowering_registry import Rule
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, inputs_of, operations_of
+from xla_core.recording.evictable import Kept
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, indivisible
@@ -59,8 +60,8 @@ class Recorded(NamedTuple):
     layout: Layout
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BoundProgram:
+@dataclasses.dataclass(eq=False)
+class BoundProgram(Kept):
     """A compiled program for all lengths from ``lows`` up to ``limits``.
 
     ``inputs`` are the shapes that its varying inputs are padded to (None for those that do not vary), ``outputs``
@@ -78,6 +79,9 @@ class BoundProgram:
     differences: tuple[object, ...]
     sizes: tuple[Any, ...]
     from_cache: bool
+
+    def __post_init__(self) -> None:
+        Kept.__init__(self, self.executable)
 
     def serves(self, lengths: Sequence[int]) -> bool:
         """Whether it can run steps of these lengths."""
@@ -414,6 +418,7 @@ class VaryingExecutable:
         """Like ``execute``, but runs when the iterable is consumed, and appends the results to ``results``."""
         if self.ran is not None:
             self.ran()
+        self._bound.mark_used()
         if self._numbers is None:
             self._numbers = self._client.put(np.array(self._lengths, np.int32), self._placement)
         shapes = self._bound.inputs

@@ -27,12 +27,13 @@ import torch
 
 from xla_core.compilation import build_program, progress_line
 from xla_core.compilation.program_identity import ProgramIdentity
-from xla_core.compilation.program_table import StepProgram, drop, make_room
+from xla_core.compilation.program_table import StepProgram, drop, hold, make_room
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.lowering.program_failures import largest_values
 from xla_core.lowering.step_program import input_specs
 from xla_core.lowering.step_verifier import verify
 from xla_core.recording.entry import operations_of
+from xla_core.recording.evictable import Table
 from xla_core.recording.trace import Trace
 from xla_core.support import caches, counters, flags, flight_ring
 from xla_core.varying import bound_program, skeletons
@@ -98,13 +99,14 @@ class _Family:
         self.seen = 0
         self.searches = 0
         self.fit: Fit | None = None
-        self.programs: list[BoundProgram] = []
+        # by the range of lengths; a program that the process evicts is gone from here, too
+        self.programs = Table()
         self.largest: list[int] = []
         self.smallest: list[int] = []
         self.growing = False
         self.expected: int | None = None
         self.failed: dict[Range, object] = {}
-        self.compiled: set[Range] = set()
+        self.covered = False
         self.refused = False
         self.hints: dict[int, int | None] = {}
         self.runs: Counter[tuple[int, ...]] = Counter()
@@ -141,8 +143,10 @@ class _Family:
         self.growing = growing
         self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
         # a program is valid only for the fit that it was made with
-        self.fit, self.programs, self.refused = fitted, [], False
-        self.failed, self.compiled, self.own = {}, set(), set()
+        for program in list(self.programs.values()):
+            drop(program)
+        self.fit, self.programs, self.covered, self.refused = fitted, Table(), False, False
+        self.failed, self.own = {}, set()
         self.runs.clear()
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         return fitted.lengths_of(numbers)
@@ -160,7 +164,8 @@ class _Family:
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
         """The smallest existing program for these lengths, or None."""
-        fitting = [p for p in self.programs if p.serves(lengths)]
+        # another thread may evict one meanwhile
+        fitting: list[BoundProgram] = [p for p in list(self.programs.values()) if p.serves(lengths)]
         return min(fitting, key=lambda p: p.limits, default=None)
 
     def note_run(self, lengths: tuple[int, ...], step: weakref.ref[StepProgram]) -> None:
@@ -328,7 +333,7 @@ def _built(
         tries = candidates(limits, lengths, family.smallest, fixed, fitted.multiples())
         while tries:
             tried = tries.pop(0)
-            if tried in family.compiled:
+            if tried in family.programs:
                 return None  # that program does not serve these lengths
             if tried in family.failed:
                 tries[:0] = _narrowed(tried, lengths, family.failed[tried])
@@ -343,10 +348,11 @@ def _built(
                 tries[:0] = _narrowed(tried, lengths, undecided)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
-            family.programs.append(bound)
-            family.compiled.add(tried)
+            family.covered = True
+            bound.keep(family.programs, tried)
+            hold(bound)
             return bound if bound.serves(lengths) else None
-    if not family.programs:
+    if not family.covered:
         family.refused = True
         counters.increment(KEPT_OUT)
     _keep_out(reason)
