@@ -141,3 +141,11 @@ def test_what_the_cpu_has_for_float32_only_is_computed_in_half_precision(dtype):
         torch.testing.assert_close(got.cpu().float(), function(x.float()), rtol=1e-2, atol=1e-2)
     with pytest.raises(NotImplementedError, match="gcd"):  # the CPU has that for integers only
         torch.gcd(x.to("xla"), x.to("xla"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.complex64, torch.bool])
+def test_a_large_tensor_is_viewed_in_another_dtype(dtype):
+    cpu_error_parity._taken.clear()
+    check(lambda x: x.view(dtype), torch.zeros(3, 4096, dtype=torch.uint8))
+    cpu_error_parity._taken.clear()
+    check(lambda x: x.view(dtype), torch.zeros(4096, 3, dtype=torch.uint8))

@@ -20,7 +20,7 @@ from torch import nn
 
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.serialization as xser
-from xla_core.support import atomic_file, counters
+from xla_core.support import atomic_file, caches, counters
 from xla_core.torch_features.saving import TensorReference
 
 Pair = namedtuple("Pair", "first second")
@@ -175,6 +175,17 @@ def test_what_is_written_between_two_pickles_is_in_the_second():
     again[1][0].mul_(5)
     assert x.__reduce_ex__(2)[1][0].tolist() == [1.0] * 3
     assert held[1][0].tolist() == [0.0] * 3
+
+
+def test_safetensors_of_large_tensors_are_loaded_to_the_device(tmp_path):
+    state = {"w": torch.randn(64, 128), "b": torch.randn(8192).bfloat16(), "n": torch.arange(9000)}
+    safetensors.save_file(state, tmp_path / "m.safetensors")
+    caches.clear_all()  # as in a new process: no view of another dtype was made before
+    loaded = safetensors.load_file(tmp_path / "m.safetensors", device="xla")
+    assert loaded.keys() == state.keys()
+    for name, value in loaded.items():
+        assert value.device.type == "xla"
+        assert torch.equal(value.cpu(), state[name])
 
 
 def test_safetensors(tmp_path):

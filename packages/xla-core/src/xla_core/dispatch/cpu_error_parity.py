@@ -36,8 +36,13 @@ _WHOLE: Final = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, to
 # To learn which dtypes an operator takes, it is called on the CPU: with the operands' own shapes up to this number
 # of elements.
 _FEW_ELEMENTS: Final = 4096
-# torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
-_ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype, aten.sspaddmm.default)
+# torch 2.13: the first one's overload refuses a complex dtype that ``torch.norm`` takes. Which dtypes a view may
+# have depends on its shape, which its meta kernel checks.
+_ASKED_OTHERWISE: Final = (
+    aten.norm.ScalarOpt_dim_dtype,
+    aten.sspaddmm.default,
+    aten.view.dtype,
+)
 # What other devices count of whole numbers, and libraries give them unless the device is called "cpu".
 _TAKES_WHOLE_NUMBERS: Final = (aten.histc.default, aten.histc.out)
 # Operators with dtypes that the CPU has taken: those need not be asked for again.
