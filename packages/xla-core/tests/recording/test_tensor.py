@@ -219,6 +219,26 @@ def test_modules_move_both_ways():
     assert {type(t) for t in model.state_dict().values()} == {torch.Tensor}
 
 
+@pytest.mark.parametrize("device", ["cpu", "xla", "meta"])
+def test_the_class_of_a_parameter_makes_parameters_as_accelerate_does_to_offload_models(device):
+    weight = nn.Linear(2, 2).to("xla").weight
+    made = type(weight)(torch.ones(2, 2, device=device), requires_grad=False)
+    assert isinstance(made, nn.Parameter)
+    assert (made.device.type, made.requires_grad) == (device, False)
+    assert type(made) is type(weight) or device != "xla"
+
+
+def test_the_class_of_a_tensor_makes_tensors_on_the_device_of_their_value():
+    kind = type(torch.ones(2, device="xla"))
+    value = torch.arange(3.0)
+    assert type(kind(value)) is torch.Tensor
+    assert torch.equal(kind(value), value)
+    assert torch.equal(kind([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    assert kind(2, 3).shape == (2, 3)
+    assert kind(value.to("xla")).tolist() == [0.0, 1.0, 2.0]
+    assert kind(value.to("xla")).device.type == "xla"
+
+
 def test_modules_are_built_on_the_device():
     layer = nn.Linear(30, 40, device="xla")
     assert layer.weight.device.type == "xla"

@@ -142,3 +142,11 @@ def test_what_cannot_be_says_why():
         VALUES.to("xla").as_subclass(Wrapper)
     with pytest.raises(TypeError, match=r"cannot be a .*Other: metaclass conflict"):
         VALUES.to("xla").as_subclass(Other)
+
+
+def test_the_class_makes_what_the_users_class_makes():
+    kind = type(torch.ones(2).as_subclass(Tagged).to("xla"))
+    made = kind([1.0, 2.0])
+    assert type(made) is Tagged
+    assert made.doubled().tolist() == [2.0, 4.0]
+    assert type(kind(torch.ones(3))) is Tagged

@@ -147,9 +147,21 @@ def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = Non
 class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
     """The metaclass of ``XLATensor``, which answers torch.compile's questions about the class."""
 
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What ``torch.Tensor`` makes of these arguments, or ``nn.Parameter`` if ``requires_grad`` is among them.
+
+        A class made by ``as_subclass`` stands for the user's own. Libraries call
+        ``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``.
+        """
+        if cls is XLATensor:
+            kind = torch.nn.Parameter if "requires_grad" in kwargs else torch.Tensor
+            return kind(*args, **kwargs)
+        users = next((users for users, own in _classes_on_xla.items() if own is cls), None)
+        return super().__call__(*args, **kwargs) if users is None else users(*args, **kwargs)
+
 
 class XLATensor(torch.Tensor, metaclass=XLATensorType):
-    """A tensor on an ``xla`` device; made by factories and ``.to('xla')``, never by calling the class."""
+    """A tensor on an ``xla`` device; made by factories and ``.to('xla')``."""
 
     __slots__ = ("_s", "_v")
     _s: Storage
