@@ -77,6 +77,26 @@ def test_programs_for_several_lengths_count_among_those_that_the_process_keeps(m
     assert _served_and_compiled((10, 9, 11), 70) == (3, 1)
 
 
+def test_programs_for_several_lengths_leave_no_traces_in_jaxs_caches():
+    def attend(length):
+        x = torch.arange(3.0 * length).view(length, 3).to("xla")
+        for number in range(40):
+            x = torch.softmax(torch.exp(x * 0.1), -1) + torch.where(x > number, x.sin(), x)
+        return x.sum().item()
+
+    def traces():
+        gc.collect()
+        return sum(type(each).__name__ == "ClosedJaxpr" for each in gc.get_objects())
+
+    attend(16)
+    before = traces()
+    for length in _LENGTHS:
+        attend(length)
+    assert _counted(families.PROGRAMS) == 1
+    # jax keeps those of its own jitted functions for ever, and symbolic sizes never meet them again
+    assert traces() == before
+
+
 def test_small_steps_are_left_alone():
     assert _served_and_compiled(_LENGTHS, operations=5) == (0, len(_LENGTHS))
 

@@ -1,9 +1,9 @@
 """Which lowering rules are traced without the calls that jax makes of its own functions.
 
 Most of ``jax.numpy`` is under ``jax.jit``, which traces each function as a program of its own for every new
-shape, and lowers it as a function that XLA inlines again: two thirds of the time that tracing takes.
-Without it the same operations are recorded where they are. But ``jax.disable_jit`` also unrolls jax's loops,
-so it is only for rules that use none.
+shape, keeps that trace for ever, and lowers it as a function that XLA inlines again: two thirds of the time that
+tracing takes. Without it the same operations are recorded where they are. But ``jax.disable_jit`` also unrolls
+jax's loops, so it is only for rules that use none.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _OURS: Final = "xla_core."
 # Modules of rules that use no loop, neither one of ``jax.lax`` nor a function of jax that has one inside.
 # Where a single call does, it is inside ``loops()``.
 _PLAIN: Final = frozenset({
-    "activations", "antialias", "arithmetic", "barrier", "comparison", "conv", "elementwise", "embedding",
-    "factories", "floats", "foreach", "indexing", "losses", "margin_losses", "matmul", "norms", "optimizers",
-    "padding", "pooling", "prims", "reductions", "resampling", "scatter", "shaping", "sort", "ternary",
-    "view_copies", "views",
+    "activations", "antialias", "arithmetic", "attention", "barrier", "common", "comparison",
+    "complex_functions", "conv", "counting", "dot_general", "elementwise", "embedding", "factories", "floats",
+    "foreach", "fractional_pooling", "grid_sampling", "grouped_matmul", "indexing", "losses", "margin_losses",
+    "matmul", "norms", "optimizers", "padding", "pooling", "pooling_adaptive", "prims", "recurrent",
+    "reductions", "resampling", "scans", "scatter", "shaping", "sort", "ternary", "view_copies", "views",
+    "weight_norms",
 })  # fmt: skip
 
 loops = functools.partial(jax.disable_jit, False)

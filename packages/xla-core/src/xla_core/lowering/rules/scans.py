@@ -20,6 +20,7 @@ from xla_core.lowering.rules.common import (
 )
 from xla_core.lowering.rules.reductions import finite_maximum, sum_over
 from xla_core.lowering.rules.ternary import complex_log_add_exp
+from xla_core.operators.inlining import loops
 from xla_core.operators.lowering_registry import RuleContext, rule
 
 
@@ -83,7 +84,9 @@ def _complex_cumlogsumexp(array: Array, axis: int) -> Array:
 
     rows = jnp.moveaxis(array, axis, 0)
     nothing = jnp.full(rows.shape[1:], -np.inf, array.dtype)
-    return jnp.moveaxis(lax.scan(step, nothing, rows)[1], 0, axis)
+    with loops():
+        results = lax.scan(step, nothing, rows)[1]
+    return jnp.moveaxis(results, 0, axis)
 
 
 def _running_extreme(operation: Callable[..., Array], self: Array, dim: int) -> tuple[Array, Array]:
