@@ -84,6 +84,12 @@ def test_a_loop_that_ends_at_a_value_counts_once():
     assert (found.cycles, found.unknown_loops) == (140, 1)
 
 
+def test_a_loop_whose_body_ends_with_a_fusion_counts_once():
+    text = MODULE.replace("tuple(%again, %y)", "fusion(%again), kind=kLoop, calls=%fused")
+    text = text.replace("index=0\n  %limit", "index=1\n  %limit")
+    assert hlo_work.work(hlo_module.parse(text)).unknown_loops == 1
+
+
 def test_what_lies_on_the_chip_is_no_hbm_traffic(module):
     elsewhere = hlo_work.work(hlo_module.parse(MODULE.replace("{1,0:T(8,128)S(1)}", "{1,0}")))
     assert elsewhere.hbm_bytes - hlo_work.work(module).hbm_bytes == 5 * 4 * 8 * 16
