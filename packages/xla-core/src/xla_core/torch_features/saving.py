@@ -16,6 +16,7 @@ import itertools
 import os
 import pickle
 import shutil
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,7 +33,6 @@ from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, set_handler
 from xla_core.support import atomic_file
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
-from xla_core.torch_bridge.rebuilt_tensors import take_lazy_bits
 from xla_core.torch_bridge.torch_private import release_free_memory
 
 MSG_NO_PART: Final = (
@@ -233,6 +233,11 @@ def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool)
 # -- loading ---------------------------------------------------------------------------------------
 
 
+_REBUILD: Final = torch._utils._rebuild_tensor_v2.__code__
+# Frames of torch's and of ours between that function and the handler of ``set_``.
+_MOST_FRAMES: Final = 12
+
+
 class _Uploaded(torch.UntypedStorage):
     """A storage in host memory, whose values are uploaded to ``target`` when a tensor is made of it."""
 
@@ -267,7 +272,7 @@ def _set_storage(args: Operands, _kwargs: NamedOperands | None) -> Operand:
         raise RuntimeError(text)
     # PyTorch leaves out the strides () of a number
     size, stride = tuple(size), tuple(rest[0]) if rest else ()
-    conjugated, negated = take_lazy_bits()
+    conjugated, negated = _take_lazy_bits()
     if storage.whole is None:
         storage.whole = _upload(storage, torch.empty(0, dtype=target.dtype), offset, size, stride)
     whole = storage.whole
@@ -281,6 +286,24 @@ def _set_storage(args: Operands, _kwargs: NamedOperands | None) -> Operand:
 
 
 set_handler(torch.ops.aten.set_.source_Storage_storage_offset, _set_storage)
+
+
+def _take_lazy_bits() -> tuple[bool, bool]:
+    """Whether the tensor that ``torch.load`` rebuilds now is conjugated, and whether it is negated.
+
+    PyTorch saves the memory of ``x.conj()`` as that of ``x``, with a note, and sets a bit in the C++ part of the
+    loaded tensor. A tensor on ``xla`` has no such bit, so the notes are removed, and the caller makes the view.
+    """
+    # torch 2.11 to 2.15: the notes are the argument ``metadata`` of the function that rebuilds a tensor
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code is _REBUILD:
+            notes = frame.f_locals.get("metadata") or {}
+            return bool(notes.pop("conj", False)), bool(notes.pop("neg", False))
+        frame = frame.f_back
+    return False, False
 
 
 def _upload(
