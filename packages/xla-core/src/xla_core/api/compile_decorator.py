@@ -49,7 +49,7 @@ class _Region(contextlib.ContextDecorator):
         name: str | None,
         limit: int | None,
         known: list[Entry],
-        options: dict[str, Any] | None,
+        options: dict[str, object] | None,
     ) -> None:
         self.full_graph = full_graph
         self.name = name

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
@@ -272,7 +272,7 @@ class Cleaner:
         self.func()
 
 
-def shape(inputs: Any) -> list[int]:
+def shape(inputs: object) -> list[int]:
     """The lengths of nested lists or tuples, outermost first; the first element of each level is measured."""
     sizes = []
     while isinstance(inputs, (list, tuple)):
@@ -304,7 +304,9 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
+def parallel_work(
+    num_workers: int, fn: Callable[..., object], *args: Iterable[object]
+) -> list[Any]:
     """The list of ``map(fn, *args)``, in order, computed by ``num_workers`` threads."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return list(pool.map(fn, *args))

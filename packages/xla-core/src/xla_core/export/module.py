@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from xla_core.compilation import build_program, stored_programs
 from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.compilation.program_table import hold, make_room
-from xla_core.contract.device_protocol import ArraySpec, Program
+from xla_core.contract.device_protocol import ArraySpec, Executable, Program
 from xla_core.dispatch.transfers import materialise
 from xla_core.execution import runtime
 from xla_core.export import arguments, bundle, program
@@ -59,7 +59,7 @@ class _Compiled(Kept):
 
     __slots__ = ("result_shapes",)
 
-    def __init__(self, executable: Any, result_shapes: list[tuple[int, ...]]) -> None:
+    def __init__(self, executable: Executable, result_shapes: list[tuple[int, ...]]) -> None:
         super().__init__(executable)
         self.result_shapes = result_shapes
 
