@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from xla_plan.compiled import hlo_module, hlo_work
@@ -111,6 +113,21 @@ def test_collectives_have_kind_size_and_line(module):
         ("collective-permute", 5, 2560),
         ("all-gather", 1, 1536),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operation", "size"),
+    [
+        ("(f32[8,16], f32[4,16])", "all-reduce-start(%x, %w)", 512 + 256),
+        ("f32[8,16]", "all-reduce-start(%x)", 512),
+        ("(f32[8,16], f32[16,16])", "all-gather-start(%x)", 1024),
+    ],
+)
+def test_results_of_a_collective_that_only_starts(shapes, operation, size):
+    line = f"{shapes} {operation}, channel_id=3, replica_groups={{{{0,1}}}}, metadata={{"
+    text = re.sub(r"\(f32.* collective-permute-start.*metadata=\{", line, MODULE)
+    (started,) = [one for one in collectives(hlo_module.parse(text)) if one.overlapped]
+    assert started.bytes == size
 
 
 def test_collectives_that_leave_a_slice(module):

@@ -24,6 +24,9 @@ _NAMED: Final = re.compile(
     r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}"
 )
 
+# Start operations whose result is a tuple of the operands, then the results; all-reduce-start returns results only.
+_RETURN_OPERANDS: Final = frozenset(("all-gather-start", "collective-permute-start"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
@@ -93,10 +96,9 @@ def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, boo
 
 def _result_bytes(one: Instruction) -> int:
     sizes = [array.bytes for array in one.arrays if array.elements > 1 or len(one.arrays) == 1]
-    # a start operation also returns its operands, before its results
-    return sum(
-        sizes[len(sizes) // 2 :] if one.opcode.endswith("-start") and len(sizes) > 1 else sizes
-    )
+    if one.opcode in _RETURN_OPERANDS and len(sizes) > 1:
+        sizes = sizes[len(sizes) // 2 :]
+    return sum(sizes)
 
 
 def _groups(one: Instruction) -> Iterator[list[int]]:
