@@ -278,23 +278,23 @@ class Executable(Protocol):
 
 
 class DeferredExecutable(Executable, Protocol):
-    """An executable whose run no interrupt can tear from what it donates; optional."""
+    """An executable whose run and donations an interrupt (KeyboardInterrupt) cannot separate; optional."""
 
     def deferred(
         self, arguments: list[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[object]:
         """An iterator that does what ``execute`` does once it is exhausted, and extends ``results``.
 
-        It runs no Python function (``map`` over functions of C). With ``checked`` the arguments are not checked,
-        and come into their list only when the run begins.
+        It runs no Python function (``map`` over functions of C). With ``checked`` the caller has
+        checked the arguments; they are added to their list only when the run begins.
         """
         ...
 
 
 class ReplicaExecutable(Executable, Protocol):
-    """A program of replicas that takes and gives buffers of this process's own device; optional.
+    """A program of replicas that takes and returns buffers of this process's own device; optional.
 
-    Without it they are assembled and taken apart.
+    Without it the core assembles global buffers for ``execute`` and takes this process's shard of each result.
     """
 
     def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
@@ -315,7 +315,7 @@ class DeviceClient(Protocol):
     # Since version 2 it has ``capabilities: Capabilities``; ask ``capabilities_of``.
 
     def devices(self) -> Sequence[DeviceDescription]:
-        """All devices of the job, by id."""
+        """All devices of the job, in the order of their ids."""
         ...
 
     def local_devices(self) -> Sequence[DeviceDescription]:
