@@ -119,7 +119,7 @@ class RunRequested(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramExecuted(Event):
-    """A run was enqueued. While this event has a listener, programs are compiled before the step returns.
+    """A run of ``program`` was enqueued. While this event has a listener, no run waits for its compilation.
 
     ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
     it. It is at the beginning of a step, without entries, if no step of it ran, but a graph of ``torch.compile`` or
