@@ -70,7 +70,7 @@ class StepToSplit(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardingChoice:
-    """``specs`` has one partition spec per input, over a mesh of ``axes`` (None: unchanged); ``report`` says why."""
+    """``specs`` has one partition spec per input, over a mesh of ``axes`` (None: as is); ``report`` says why."""
 
     axes: Axes
     specs: Sequence[PartitionSpec | None]
