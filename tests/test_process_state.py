@@ -32,7 +32,7 @@ REASONS = {
     "xla_core.computations.body_recorder": {"_body_trees": DEVICE},
     "xla_core.computations.call_jax": {"_traced": LISTED},
     "xla_core.computations.scan": {"_pure": OWNER},
-    "xla_core.computations.scan_layers": {"_ONE_LAYER": OWNER},
+    "xla_core.computations.scan_layers": {"_PURE_LAYERS": OWNER},
     "xla_core.contract.events": {"_subscriptions": CALLS},
     "xla_core.dispatch.cpu_fallback": {"_warned": OPERATOR},
     "xla_core.dispatch.layouts": {"_sparse_handlers": OPERATOR},

@@ -120,8 +120,8 @@ def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
     [
         ("nothing", "fsdp=4", "returned Mesh; a step function"),
         ("broken", "fsdp=4", "RuntimeError: no such layer (small_steps.py:{line}, in broken)"),
-        ("idle", "fsdp=4", "recorded nothing: a step function returns"),
-        ("mlp", "fsdp=3", "has 3 places, v5e:2x2 has 4"),
+        ("idle", "fsdp=4", "recorded nothing. A step function returns"),
+        ("mlp", "fsdp=3", "is for 3 devices, but v5e:2x2 has 4"),
         ("missing", "fsdp=4", "has no function 'missing'"),
     ],
 )
@@ -144,12 +144,12 @@ def test_what_is_wrong_on_the_command_line(command):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("nowhere.py:mlp",), "there is no file nowhere.py"),
-        (("nowhere.py",), "there is no file nowhere.py"),
+        (("nowhere.py:mlp",), "the file nowhere.py does not exist"),
+        (("nowhere.py",), "the file nowhere.py does not exist"),
         (("mlp",), "'mlp' names no step"),
         ((f"{STEPS}:mlp", "--set", "width"), "--set width: write a keyword argument"),
         ((f"{STEPS}:mlp", "--topology", "v9:2x2"), "no figures for 'v9:2x2'"),
-        ((f"{STEPS}:mlp", "--html", "nowhere/plan.html"), "there is no folder"),
+        ((f"{STEPS}:mlp", "--html", "nowhere/plan.html"), "does not exist"),
     ],
 )
 def test_what_nothing_was_compiled_for(command, given, message):

@@ -1,14 +1,14 @@
 """Lazy Tensor Core's names on top of xla_core. Importing it attaches the lazy device to PyTorch.
 
-Its device is ``xla``, and prints as ``xla:0``. PyTorch's list of device types is fixed when it is built, and
-has no ``ltc``: the name is available only after renaming PyTorch's one spare backend
-(``torch.utils.rename_privateuse1_backend``) for the whole process, which a library must not do behind
-its user's back. ``lazy``, which is in the list, belongs to PyTorch's own TorchScript backend.
+The device is ``xla``, and prints as ``xla:0``. PyTorch's list of device types is fixed when PyTorch is built and
+has no ``ltc``. That name would need PyTorch's one spare backend to be renamed for the whole process
+(``torch.utils.rename_privateuse1_backend``), which a library must not do on its own. ``lazy``, which is in the
+list, belongs to PyTorch's TorchScript backend.
 """
 
 from __future__ import annotations
 
-# First: torch loads xla_core.attach.autoload by entry point, which must not be half imported then.
+# torch comes first: it loads xla_core.attach.autoload by entry point, which must not be half imported at that time.
 import torch
 
 from xla_core.attach import autoload

@@ -1,6 +1,6 @@
-"""The names of torch_xla's C++ module that clients call, as far as they have a meaning here.
+"""The names of torch_xla's C++ module that clients call and that have a meaning in this project.
 
-``docs/api.md`` lists all of them, and ``docs/compatibility.md`` says which are missing and why.
+``docs/api.md`` lists them, and ``docs/compatibility.md`` says which are missing and why.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """torch_xla's names on top of xla_core. Importing it attaches the ``xla`` device to PyTorch.
 
-Differences from torch_xla 2.9: importing changes no environment variable and no configuration of
-logging, torch or jax; the device client starts when the first device is asked for.
+Differences from torch_xla 2.9: the import changes no environment variable and no configuration of logging, torch or
+jax, and the device client starts when a device is first used.
 """
 
 from __future__ import annotations
 
-# First: torch loads xla_core.attach.autoload by entry point, which must not be half imported then.
+# torch comes first: it loads xla_core.attach.autoload by entry point, which must not be half imported at that time.
 import torch
 
 from xla_core.attach import autoload

@@ -1,4 +1,4 @@
-"""The façade's names that are imported when first used: submodules, and what packages beside xla-core have."""
+"""Lazy imports of the façade: submodules, and names that other packages than xla-core define."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MSG_NOT_INSTALLED: Final = (
 MSG_NO_ATTRIBUTE: Final = "module {module!r} has no attribute {name!r}"
 
 # The bytecode instructions of ``from module import name`` and of ``module.name``.
-_WRITTEN: Final = {
+_LOOK_UPS: Final = {
     dis.opmap[name] for name in ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap
 }
 
@@ -25,17 +25,18 @@ JAX_HELPERS: Final = dict.fromkeys(
     ("jax_env_context", "jax_import_guard", "maybe_get_jax", "maybe_get_torchax", "requires_jax"),
     "xla_core.torch_features.jax_coexistence",
 )
-"""What several of torch_xla's modules have for code that uses jax itself."""
+"""Names that several of torch_xla's modules offer to code that uses jax itself, with their home."""
 
 
 class MissingPackageError(ImportError):
-    """A package beside xla-core is needed and not installed; the message names it."""
+    """A package is needed that is not installed; the message names it."""
 
 
 def package_module(module: str, user: str) -> ModuleType:
-    """Import ``module`` (``xla_dist.collectives.model_collectives``) for the name ``user`` that needs it.
+    """Import ``module`` (``xla_dist.collectives.model_collectives``), which the name ``user`` needs.
 
-    Raises ImportError naming the distribution to install, if its top-level package is missing.
+    Raises MissingPackageError, an ImportError that names the distribution to install, if its top-level package is
+    missing.
     """
     try:
         return importlib.import_module(module)
@@ -50,13 +51,14 @@ def package_module(module: str, user: str) -> ModuleType:
 def lazy_names(
     module: str, homes: Mapping[str, str] | None = None, aliases: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, whose submodules are attributes, too.
+    """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, which also import its submodules.
 
-    ``homes`` maps names to the modules that have them: ``{"sqrt": "math"}`` gives ``module.sqrt`` from
-    there. ``aliases`` maps names to modules that the names stand for. ``dir()`` leaves out names whose
-    package is not installed. Written out, ``module.sqrt`` and ``from module import sqrt`` raise ImportError
-    then; ``hasattr``, ``getattr`` and what looks modules through with them get an AttributeError with the
-    same words.
+    ``homes`` maps names to the modules that define them: with ``{"sqrt": "math"}``, ``module.sqrt`` is
+    ``math.sqrt``.
+    ``aliases`` maps names to the modules that they stand for. If the package of a name is not installed, ``dir()``
+    leaves the name out, and the expressions ``module.sqrt`` and ``from module import sqrt`` raise ImportError;
+    ``getattr`` and ``hasattr`` meet an AttributeError with the same message, so that code which inspects modules
+    goes on.
     """
     homes, aliases = homes or {}, aliases or {}
 
@@ -83,8 +85,8 @@ def lazy_names(
 
 
 def _is_written_out(frame: FrameType) -> bool:
-    """Whether a frame's code looks an attribute up itself, instead of calling what does."""
-    return frame.f_code.co_code[frame.f_lasti] in _WRITTEN
+    """Whether the frame's code looks the attribute up itself, rather than by ``getattr`` or ``hasattr``."""
+    return frame.f_code.co_code[frame.f_lasti] in _LOOK_UPS
 
 
 def _is_installed(home: str) -> bool:
@@ -92,7 +94,7 @@ def _is_installed(home: str) -> bool:
 
 
 def _is_submodule(module: str, name: str) -> bool:
-    # what looks for a dunder name (__wrapped__, __path__) finds none that is a file
+    # look-ups of dunder names (__wrapped__, __path__) should not search the file system
     if name.startswith("__") or not hasattr(sys.modules.get(module), "__path__"):
         return False
     return importlib.util.find_spec(f"{module}.{name}") is not None

@@ -1,4 +1,4 @@
-"""torch_xla._patched_functions: forms of torch's functions that suit an xla device."""
+"""torch_xla._patched_functions: variants of torch's functions for ``xla`` devices."""
 
 from __future__ import annotations
 

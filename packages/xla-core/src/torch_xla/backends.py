@@ -1,4 +1,4 @@
-"""torch_xla.backends: how exactly matrix products are computed."""
+"""torch_xla.backends: the precision of matrix products."""
 
 from __future__ import annotations
 

@@ -56,14 +56,15 @@ __all__ = [
     "world_size",
 ]
 
-# not in __all__: `from torch_xla.runtime import *` must not need the package
+# not in __all__: `from torch_xla.runtime import *` must work without the package xla-spmd
 __getattr__, __dir__ = lazy_names(__name__, {"use_spmd": "xla_spmd.sharding.mode"})
 
 
 def device_type() -> str | None:
-    """``'CPU'``, ``'TPU'`` or the name of another plugin: from ``PJRT_DEVICE``, else what is there.
+    """``'CPU'``, ``'TPU'`` or the name of another plugin: the value of ``PJRT_DEVICE``, or the best one available.
 
-    None where ``PJRT_SELECT_DEFAULT_DEVICE=0`` forbids to choose; using the device then raises an error.
+    None if ``PJRT_DEVICE`` is not set and ``PJRT_SELECT_DEFAULT_DEVICE=0`` forbids a choice; using the device then
+    raises an error.
     """
     try:
         return runtime.device_type()
@@ -72,14 +73,14 @@ def device_type() -> str | None:
 
 
 def is_bf16_supported() -> bool:
-    """True: bfloat16 is computed with on every device, natively or through float32."""
+    """True: every device computes with bfloat16, natively or through float32."""
     return True
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
-    """Keep compiled programs in the directory ``path`` and look for them there.
+    """Use the directory ``path`` as the persistent cache of compiled programs.
 
-    With ``readonly`` nothing is written. Call it before the first computation. Loading a program
-    runs code from its file: use a directory that only you can write to.
+    With ``readonly`` (default: False) nothing is written. Call it before the first computation. Loading a program
+    runs code from its file, so use a directory that only you can write to.
     """
     runtime.initialize_cache(path, readonly=readonly)

@@ -1,4 +1,4 @@
-"""torch_xla.stablehlo: models of torch.export as StableHLO programs, with their weights."""
+"""torch_xla.stablehlo: exports models of torch.export as StableHLO programs with weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.tf_saved_model_integration: exported models as TensorFlow SavedModels."""
+"""torch_xla.tf_saved_model_integration: saves exported models as TensorFlow SavedModels."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __getattr__, __dir__ = lazy_names(__name__, {"launch": "xla_dist.processes.launc
 
 
 def manual_seed(seed: int, device: torch.device | str | None = None) -> None:
-    """Seed the generator of one device (default: of all)."""
+    """Seed the random generator of ``device`` (default: those of all devices)."""
     if device is None:
         random_state.seed_all(seed)
     else:

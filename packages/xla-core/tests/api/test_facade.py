@@ -127,6 +127,13 @@ def test_jax_is_handed_out_after_the_client_runs(monkeypatch):
     with jax_workarounds.jax_env_context():
         assert os.environ[name] == "true"
     assert os.environ[name] == "1"
+    first, second = jax_workarounds.jax_env_context(), jax_workarounds.jax_env_context()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)  # as when two threads use jax at once
+    assert os.environ[name] == "true"
+    second.__exit__(None, None, None)
+    assert os.environ[name] == "1"
 
 
 def test_names_of_the_c_module():

@@ -150,7 +150,7 @@ def test_stablehlo_of_what_is_pending():
     assert sum(p.runs for p in program_report.program_runs()) == before
     assert z.item() == pytest.approx(6 * 7.389056)
     torch_xla.sync()
-    with pytest.raises(RuntimeError, match="nothing to show"):
+    with pytest.raises(RuntimeError, match="no graph to show"):
         xm.get_stablehlo()
     with pytest.raises(TypeError, match="got one on cpu"):
         xm.get_stablehlo([torch.ones(1)])

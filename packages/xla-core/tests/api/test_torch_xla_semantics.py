@@ -69,6 +69,15 @@ def test_keys_and_attributes_are_rewritten():
     assert made == {2: holder, "w": (6,)} and holder.number == 8 and holder.itself is holder
 
 
+def test_an_object_that_occurs_twice_is_visited_and_replaced_once():
+    tied, visited = torch.zeros(2), []
+    data = {"embedding": tied, "head": [tied]}
+    xu.for_each_instance(data, torch.is_tensor, visited.append)
+    assert len(visited) == 1
+    changed = xu.for_each_instance_rewrite(data, torch.is_tensor, torch.clone)
+    assert changed["embedding"] is changed["head"][0] is not tied
+
+
 def test_setting_the_precision_warns_each_time(caplog):
     with caplog.at_level(logging.WARNING, logger="torch_xla.backends"):
         for _ in range(2):

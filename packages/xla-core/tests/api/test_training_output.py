@@ -91,7 +91,29 @@ def test_tests_in_processes_of_their_own():
     assert "dies ended its process with code 3" in done.stdout
 
 
+LARGE_REPORT = """
+from torch_xla.test import test_utils
+
+@test_utils.mp_test
+def fails():
+    raise ValueError("x" * 500_000)
+
+try:
+    fails()
+except RuntimeError as error:
+    print(len(str(error)))
+"""
+
+
+def test_a_report_larger_than_a_pipe_arrives():
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_REPORT], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 500_000
+
+
 def test_no_process_is_forked_from_one_that_uses_a_device():
     torch.ones(1, device="xla").cpu()
-    with pytest.raises(RuntimeError, match="uses its devices already"):
+    with pytest.raises(RuntimeError, match="already uses its devices"):
         test_utils.mp_test(multiprocessing.cpu_count)()

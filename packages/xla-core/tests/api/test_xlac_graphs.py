@@ -108,6 +108,12 @@ def test_handles_and_ids(pair):
     assert _XLAC._unique_id_for_ir_and_data(c).startswith("data:")
 
 
+def test_tensors_that_were_never_written_have_ids_of_their_own():
+    a, b = torch.empty(2, device="xla"), torch.empty(3, device="xla")
+    assert _XLAC._unique_id_for_ir_and_data(a) != _XLAC._unique_id_for_ir_and_data(b)
+    assert _XLAC._unique_id_for_ir_and_data(a) == _XLAC._unique_id_for_ir_and_data(a.detach())
+
+
 def test_stablehlo_comes_out_and_goes_in(pair):
     a, b = pair
     text = _XLAC._get_stablehlo([a @ b], "xla:0", [], False)

@@ -204,7 +204,7 @@ def test_transfers_and_replacement():
     view = b[1:]
     assert _XLAC._replace_xla_tensor(b, torch.tensor([5, 6], dtype=torch.int32).to("xla")) is b
     assert b.tolist() == [5, 6] and view.tolist() == [6]
-    with pytest.raises(RuntimeError, match="cannot take the place"):
+    with pytest.raises(RuntimeError, match="cannot replace one of shape"):
         _XLAC._replace_xla_tensor(b, a.detach())
     assert _XLAC._get_xla_tensor_shape_type(a.to(torch.float16)) == "f16"
     assert _XLAC._get_xla_tensor_shape_type(b) == "s32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -248,6 +249,31 @@ def test_hlo_modules_are_computations():
     )
     with pytest.raises(ValueError, match="neither a serialized HLO module nor StableHLO"):
         xb.computation_from_module_proto("broken", b"no module")
+
+
+def test_operands_of_two_builders_are_refused():
+    first, second = xb.create_builder("first"), xb.create_builder("second")
+    x, five = xb.mkparam(first, 0, xb.mkshape("f32", (2,))), xb.Op.scalar(second, 5.0)
+    with pytest.raises(RuntimeError, match="different builders"):
+        x + five
+
+
+def test_registered_operations_tell_functions_and_arrays_apart():
+    def apply(x, function=None, table=None):
+        return (
+            function(x)
+            if table is None
+            else x * xb.Op.constant(x.builder(), torch.as_tensor(table))
+        )
+
+    op, x = xor.register("apply", apply), torch.ones(2000, device="xla")
+    for _ in range(10):  # functions that are defined anew may get the address of a former one
+        assert op(x, function=lambda y: y - y)[0].item() == 0
+        assert op(x, function=lambda y: y + y)[0].item() == 2
+    tables = np.zeros((2, 2000), np.float32)
+    tables[1, 1000] = 1
+    assert [op(x, table=table).sum().item() for table in tables] == [0, 1]
+    assert [op(x, table=torch.from_numpy(table)).sum().item() for table in tables] == [0, 1]
 
 
 def test_registered_operations_are_built_once_per_shapes_and_options():

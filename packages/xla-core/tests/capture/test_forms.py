@@ -113,6 +113,33 @@ def test_every_shape_dtype_view_and_number_has_a_recording():
     assert replays() == before + 10
 
 
+class Options(dict):
+    """A dict that PyTorch does not flatten."""
+
+
+class Size(tuple):
+    """A tuple that PyTorch does not flatten."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_containers_that_pytorch_does_not_flatten_are_told_apart(kind):
+    def scaled(x, options):
+        return x * (options["by"] if kind == "dict" else options[0])
+
+    step, x = capture(scaled, max_recordings=20), ones(2)
+    for by in (1, 1, 1, 1, 2, 3):
+        options = Options(by=by) if kind == "dict" else Size((by,))
+        assert step(x, options).tolist() == [by, by]
+        assert step(x, options=options).tolist() == [by, by]
+    options = Options(by=5) if kind == "dict" else Size((5,))
+    before = replays()
+    for _ in range(5):
+        assert step(x, options).tolist() == [5, 5]
+    assert replays() > before
+
+
 def test_what_is_around_a_call_has_recordings_of_its_own():
     weight = ones(3, 3).requires_grad_(True)
     step = capture(lambda x: x @ weight)

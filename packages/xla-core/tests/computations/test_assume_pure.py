@@ -77,6 +77,14 @@ def test_other_shapes_modes_and_values_are_recorded_anew():
     assert len(called) == 7
 
 
+def test_the_modes_of_submodules_are_followed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).to("xla")
+    pure, x = PureModule(model), torch.ones(8, 4, device="xla")
+    pure(x)
+    model[1].eval()
+    assert torch.equal(pure(x).cpu(), model(x).cpu())
+
+
 def test_captured_tensors_are_read_at_every_call_and_get_gradients():
     w = torch.ones(2, device="xla", requires_grad=True)
     f = assume_pure(lambda x: (x * w).sin())
@@ -176,6 +184,25 @@ def test_gradients_go_through_functions_of_jax(compile_count):
     assert_same([found["y"], *(t.grad for t in given)], [expected, *(t.grad for t in host)])
     assert found["n"].item() == x.argmax().item()
     assert not found["n"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("of_jax", "of_torch"),
+    [
+        (lambda z: z * z * (1 + 2j), lambda z: z * z * (1 + 2j)),
+        (lambda z: jnp.real(z * z * (1 + 2j)), lambda z: (z * z * (1 + 2j)).real),
+        (lambda z: jnp.exp(z) * jnp.conj(z), lambda z: z.exp() * z.conj()),
+    ],
+    ids=["complex", "real", "conjugate"],
+)
+def test_gradients_of_complex_tensors_are_pytorchs(of_jax, of_torch):
+    host = torch.tensor([1 + 2j, 3 - 1j])
+    gradients = []
+    for function, device in ((j2t_autograd(of_jax), "xla"), (of_torch, "cpu")):
+        z = host.to(device).requires_grad_()
+        function(z).abs().square().sum().backward()
+        gradients.append(z.grad.cpu())
+    torch.testing.assert_close(*gradients)
 
 
 def test_without_a_wanted_gradient_jax_is_just_called():

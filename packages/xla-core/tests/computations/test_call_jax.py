@@ -38,6 +38,14 @@ def test_constants_that_differ_are_different_functions():
     a = torch.ones(2, device="xla")
     results = [call_jax(lambda x, by: x * by, (a,), {"by": by}).cpu() for by in (2, 2.5, True)]
     assert [r.tolist() for r in results] == [[2.0, 2.0], [2.5, 2.5], [1.0, 1.0]]
+    whole = torch.arange(2, device="xla", dtype=torch.int32)
+    numbers = (np.int32(1), np.float32(1), np.float16(1))
+    multiplied, divided = (lambda x, by: x * by), (lambda x, by: x / by)
+    results = [call_jax(multiplied, (whole, by)).dtype for by in numbers]
+    assert results == [torch.int32, torch.float32, torch.float16]
+    zeros = (np.float32(0.0), np.float32(-0.0))
+    results = [call_jax(divided, (a, by)).tolist() for by in zeros]
+    assert results == [[float("inf")] * 2, [-float("inf")] * 2]
     table = np.array([1.0, 2.0], np.float32)
     assert call_jax(lambda x, t: x * t, (a, table)).tolist() == [1.0, 2.0]
     assert call_jax(lambda x, t: x * t, (a, table * 2)).tolist() == [2.0, 4.0]

@@ -99,6 +99,16 @@ def test_layers_that_differ_are_refused(other, text):
         scan_layers(layers, torch.ones(2, 8, device="xla"))
 
 
+def test_pure_layers_follow_their_modes():
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout()).to("xla") for _ in range(3)]
+    x = torch.ones(8, 4, device="xla")
+    scan_layers(layers, x, is_layer_pure=True)
+    for layer in layers:
+        layer[1].eval()
+    result = scan_layers(layers, x, is_layer_pure=True)
+    torch.testing.assert_close(result.cpu(), nn.Sequential(*layers)(x).cpu())
+
+
 def test_no_layers_and_layers_without_parameters():
     x = torch.ones(2, device="xla")
     assert scan_layers([], x) is x
@@ -122,6 +132,21 @@ def test_the_gru_is_torchs(shape, options):
         results.append([net(x.to(device)), net(x.to(device), h.to(device))])
         sum(t.square().sum() for pair in results[-1] for t in pair).backward()
     assert_same([results[1], gradients(model)], [results[0], gradients(cpu)], (1e-3, 1e-4))
+
+
+def test_a_gru_of_two_directions_is_torchs_however_it_is_asked_for():
+    with pytest.warns(UserWarning, match="one direction"):
+        model = GRU(4, 5, 1, True, False, 0.0, True)
+    assert type(model) is nn.GRU and model.bidirectional
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize(("features", "shape"), [(4, (2, 2, 5)), (4, (1, 1, 5)), (3, (1, 2, 5))])
+def test_states_and_inputs_of_other_sizes_are_refused(device, features, shape):
+    model = (nn.GRU if device == "cpu" else GRU)(4, 5).to(device)
+    x, h = torch.ones(3, 2, features, device=device), torch.ones(shape, device=device)
+    with pytest.raises(RuntimeError, match=r"Expected|input\.size"):
+        model(x, h)
 
 
 def test_what_the_gru_does_not_have():
@@ -194,6 +219,12 @@ def test_torchs_own_while_loop_has_gradients(limit):
         grads = [g if g is None else g.cpu() for g in (x.grad, layer.weight.grad, layer.bias.grad)]
         outcomes.append([count.cpu(), y.detach().cpu(), *grads])
     assert_same(outcomes[1], outcomes[0])
+
+
+def test_fori_loop_with_unsigned_bounds_of_which_the_lower_is_larger():
+    lower, upper = (torch.tensor(n, dtype=torch.uint8, device="xla") for n in (3, 2))
+    values = fori_loop(lower, upper, lambda x: x * 2, torch.ones(2, device="xla"))[1]
+    assert values.tolist() == [1, 1]
 
 
 def test_fori_loop_counts_on_the_device():
@@ -277,5 +308,5 @@ def test_a_train_step_that_writes_or_leans_on_outer_history_is_refused():
     with pytest.raises(RuntimeError, match="train_step writes in place"):
         gradient_accumulation(lambda x: model(x).square().sum(), (xs,), model)
     scale = model.weight * 2
-    with pytest.raises(RuntimeError, match=r"computed from parameters outside of it"):
+    with pytest.raises(RuntimeError, match=r"computed outside of it"):
         gradient_accumulation(lambda x: (x * scale).sum(), (xs,), model)

@@ -51,7 +51,7 @@ def test_trees_without_none():
 
 def test_cutting_a_sequence():
     assert scan.split([1, 2, 3, 4], 1, 0, 3) == ([1], [], [2, 3, 4])
-    with pytest.raises(ValueError, match="do not make up a sequence of 4 items"):
+    with pytest.raises(ValueError, match="do not add up to a sequence of 4 items"):
         scan.split([1, 2, 3, 4], 1, 2)
 
 

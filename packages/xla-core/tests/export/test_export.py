@@ -41,6 +41,13 @@ lstm = functools.partial(
 )
 
 
+def test_a_model_saved_without_text_leaves_none_of_the_former_model(tmp_path):
+    exported = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    save_as_stablehlo(exported, tmp_path)
+    save_as_stablehlo(exported, tmp_path, StableHLOExportOptions(include_human_readable_text=False))
+    assert StableHLOGraphModule.load(tmp_path).get_stablehlo_text() is None
+
+
 class ResNet(nn.Module):
     """A stem, one block that keeps the size and one that halves it, a head."""
 
@@ -450,7 +457,7 @@ def test_sizes_that_a_lowering_must_know_are_named():
 
 
 def test_what_is_no_exported_model_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"takes what torch.export.export\(\) gives, got Linear"):
+    with pytest.raises(TypeError, match=r"takes the result of torch.export.export\(\), got Linear"):
         exported_program_to_stablehlo(nn.Linear(2, 2))
     with pytest.raises(FileNotFoundError, match="holds no exported model"):
         StableHLOGraphModule.load(tmp_path)

@@ -124,7 +124,7 @@ def test_flash_attention_of_more_dimensions_and_by_its_operator():
 def test_flash_attention_refuses_half_of_the_segments():
     q = torch.zeros(2, 1, 4, 4, device="xla")
     ids = torch.zeros(2, 4, dtype=torch.int32, device="xla")
-    with pytest.raises(ValueError, match="both or not at all"):
+    with pytest.raises(ValueError, match="or neither"):
         ck.flash_attention(q, q, q, q_segment_ids=ids)
     with pytest.raises(ValueError, match=r"kv_segment_ids has the shape \(4,\)"):
         ck.flash_attention(q, q, q, q_segment_ids=ids, kv_segment_ids=ids[0])
@@ -264,8 +264,8 @@ def test_ragged_paged_attention_with_scaled_keys_and_values():
     ("change", "problem"),
     [
         ({5: torch.tensor([5]).int()}, "5 sequences, with pages for 4"),
-        ({2: torch.tensor([9, 4, 17, 0]).int()}, "17 keys, its pages room for 16"),
-        ({4: torch.tensor([0, 1, 5, 13, 0]).int()}, "13 queries, q has 12 rows"),
+        ({2: torch.tensor([9, 4, 17, 0]).int()}, "17 keys, but its pages have room for 16"),
+        ({4: torch.tensor([0, 1, 5, 13, 0]).int()}, "13 queries, but q has 12 rows"),
         ({2: torch.tensor([9, 3, 16, 0]).int()}, "sequence 1 has more queries than keys"),
     ],
 )
@@ -273,6 +273,31 @@ def test_lengths_that_do_not_fit_are_refused(change, problem):
     operands = [change.get(i, t) for i, t in enumerate(ragged())]
     with pytest.raises(ValueError, match=problem):
         ck.ragged_paged_attention(*on_device(*operands), use_kernel=False)
+
+
+def test_the_number_of_sequences_may_have_no_dimension():
+    q, pages = torch.randn(4, 2, 8), torch.randn(1, 4, 4, 8)
+    integers = [torch.tensor(n, dtype=torch.int32) for n in ([4], [[0]], [0, 4], 1)]
+    operands = on_device(q, pages, *integers)
+    result = ck.ragged_paged_attention(*operands, use_kernel=False)
+    torch.testing.assert_close(result.cpu(), ck.ragged_paged_attention(*operands).cpu())
+
+
+@pytest.mark.parametrize("name", ["flash", "splash", "grouped", "GMM"])
+def test_second_gradients_are_refused_instead_of_zeros(name):
+    q = torch.randn(1, 1, 4, 8, device="xla", requires_grad=True)
+    rows, matrices = torch.randn(4, 3, device="xla"), torch.randn(2, 3, 5, device="xla")
+    matrices.requires_grad_()
+    sizes = torch.tensor([1, 3], device="xla")
+    first, function = {
+        "flash": (q, lambda: ck.flash_attention(q, q, q)),
+        "splash": (q, lambda: splash_attention(q, q, q, SplashAttentionConfig())),
+        "grouped": (matrices, lambda: ck.gmm(rows, matrices, sizes)),
+        "GMM": (matrices, lambda: ck.GMM.apply(rows, matrices, sizes, (8, 8, 8))),
+    }[name]
+    (gradient,) = torch.autograd.grad(function().square().sum(), first, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.square().sum().backward()
 
 
 def test_heads_that_do_not_divide_are_refused():

@@ -71,10 +71,10 @@ def test_kernel_with_constants_and_several_results():
 def test_results_have_to_be_as_promised():
     x = torch.ones(8, device="xla")
     with pytest.raises(
-        ValueError, match=r"kernel add gives arrays of shapes \[\(8,\)\]; .* \[\(4,\)\]"
+        ValueError, match=r"kernel add returns arrays of shapes \[\(8,\)\], .* \[\(4,\)\]"
     ):
         ck.make_kernel_from_pallas(add, lambda x, y: [((4,), x.dtype)])(x, x)
-    with pytest.raises(ValueError, match=r"has to give a list of \(shape, dtype\)"):
+    with pytest.raises(ValueError, match=r"must return a list of \(shape, dtype\)"):
         ck.make_kernel_from_pallas(add, lambda x, y: (x.shape, x.dtype))(x, x)
 
 
@@ -88,6 +88,22 @@ def test_kernel_is_compiled_for_a_tpu_that_is_not_here():
     assert counters.all_counters()["trace_pallas_cache_hit"] == before + 1
     with pytest.raises(RuntimeError, match="runs on TPUs only, and this device is cpu"):
         _XLAC._xla_tpu_custom_call([x, x], payload, [x.shape], [x.dtype])
+
+
+def test_payloads_are_kept_for_their_constants_and_places_of_tensors():
+    def kernel(x, y, by=1.0):
+        def write(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * by if y is None else x_ref[...] + by
+
+        one = y if x is None else x
+        return pl.pallas_call(write, out_shape=jax.ShapeDtypeStruct(one.shape, one.dtype))(one)
+
+    x = torch.ones(8, 128, dtype=torch.int32)
+    calls = [((x, None), 1), ((None, x), 1), ((x, 0), 1), ((x, None), True), ((x, None), 2)]
+    for _ in range(2):
+        kept = [ck.trace_pallas(kernel, *args, by=by, use_cache=True)[0] for args, by in calls]
+        assert kept == [ck.trace_pallas(kernel, *args, by=by)[0] for args, by in calls]
+    assert len(set(kept)) > 2
 
 
 def test_function_without_a_kernel_has_no_compiled_form():

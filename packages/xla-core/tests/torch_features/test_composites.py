@@ -168,5 +168,5 @@ def test_a_name_has_a_namespace():
 
 
 def test_only_tensors_are_marked():
-    with pytest.raises(ValueError, match="must be torch tensors, got a float"):
+    with pytest.raises(ValueError, match="only torch tensors can be marked"):
         StableHLOCompositeBuilder("test.x").mark_inputs(1.0)

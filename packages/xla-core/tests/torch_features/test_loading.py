@@ -52,6 +52,26 @@ def test_values(map_location, origin):
         )
 
 
+COMPLEX = torch.tensor([1 + 2j, 3 - 1j])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"plain": COMPLEX, "conjugated": COMPLEX.conj()},
+        {"conjugated": COMPLEX.conj(), "again": COMPLEX.conj().reshape(2, 1)},
+        {"imaginary": COMPLEX.imag, "negated": COMPLEX.conj().imag},
+    ],
+    ids=lambda values: "-".join(values),
+)
+def test_tensors_that_are_conjugated_or_negated_lazily(values):
+    loaded = torch.load(saved(values), map_location="xla")
+    for name, value in values.items():
+        assert not loaded[name].is_conj() and not loaded[name].is_neg()
+        assert torch.equal(loaded[name].cpu(), value.clone())
+        assert torch.equal((loaded[name] * 2).cpu(), value * 2)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_what_shares_memory_in_the_file_shares_it_on_the_device(order):
     host = torch.arange(24.0).reshape(4, 6)

@@ -53,6 +53,17 @@ def test_nested_containers_come_back_on_the_cpu(save, tmp_path):
     assert loaded["ordered"]["a"].device.type == "cpu"
 
 
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_attributes_of_tensors_and_parameters_are_pickled(device, tmp_path):
+    tensor, parameter = torch.ones(2, device=device), nn.Parameter(torch.ones(2, device=device))
+    tensor.label, parameter.label = "data", {"rows": 2}
+    torch.save([tensor, parameter], tmp_path / "data.pt")
+    for pair in (torch.load(tmp_path / "data.pt"), pickle.loads(pickle.dumps([tensor, parameter]))):
+        assert [one.label for one in pair] == ["data", {"rows": 2}]
+        assert [one.device.type for one in pair] == [device] * 2
+        assert type(pair[1]) is type(parameter) and isinstance(pair[1], nn.Parameter)
+
+
 def test_a_model_keeps_ties_parameters_and_versions(tmp_path):
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).to("xla")
     model[2].weight = model[0].weight

@@ -1,4 +1,4 @@
-"""Plans of training steps over TPUs that are not here: ``xla-plan``, and the same as functions."""
+"""Plans training steps for TPUs without having them: the command ``xla-plan``, and its functions."""
 
 from __future__ import annotations
 

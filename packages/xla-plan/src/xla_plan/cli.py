@@ -20,84 +20,91 @@ from xla_plan.reports import html_page, tables
 from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option, step_home
 
 DESCRIPTION: Final = (
-    "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
+    "Plans a PyTorch training step for TPUs without having them: memory, traffic, time, sharding."
 )
 EPILOG: Final = """example:
   xla-plan run examples/pods/llama.py:training_step --topology v5e:4x4 --mesh fsdp=16 \\
       --set size=8b --set length=2048 --set loop=True --html plan.html
 
-A step function takes the mesh and the options of --set, and returns (model, optimizer, step): calling step()
-records one training step. What each number is: docs/plan.md."""
+A step function takes the mesh and the options of --set, and returns (model, optimizer, step); calling step()
+records one training step. docs/plan.md explains each number."""
 MSG_MESH_NEEDED: Final = (
-    "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every "
-    "device alone)"
+    "give a mesh for {step}, such as --mesh fsdp=16; its function is called with the mesh (--mesh none: each "
+    "device by itself)"
 )
 MSG_OPTION: Final = (
     "--set {text}: write a keyword argument and its value, such as --set length=2048"
 )
-MSG_NO_FOLDER: Final = "{option} {path}: there is no folder {folder} to write to"
-MSG_NO_FILE: Final = "{step}: there is no file {home}"
-MSG_INTERRUPTED: Final = "interrupted; candidates that were compiled before are not shown"
-_INTERRUPTED: Final = 130  # as a shell says of a command that SIGINT ended
-_WIDTH: Final = 160  # where the output is no terminal
+MSG_NO_FOLDER: Final = "{option} {path}: the folder {folder} does not exist"
+MSG_NO_FILE: Final = "{step}: the file {home} does not exist"
+MSG_INTERRUPTED: Final = "interrupted; the candidates that were compiled are not shown"
+_INTERRUPTED: Final = 130  # the status that a shell reports for a command that SIGINT ended
+_WIDTH: Final = 160  # of output that does not go to a terminal
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of all commands."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         "xla-plan", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="compile a step for candidates, and say what each needs")
+    run = commands.add_parser(
+        "run", help="compile a step for candidates, and report what each needs"
+    )
     add_step(run)
     run.add_argument(
         "--mesh",
         action="append",
         default=[],
-        help="axes and sizes: fsdp=16 or data=2,fsdp=8; repeat",
+        help="axes and sizes: fsdp=16 or data=2,fsdp=8; may be repeated",
     )
-    run.add_argument("--cache", type=Path, help="keep the programs here, for hosts with such chips")
+    run.add_argument(
+        "--cache", type=Path, help="keep the programs in this folder, for hosts with such chips"
+    )
     run.add_argument(
         "--depth",
-        help="compile few layers and extend: layers=4,8,32 (two numbers, and the wanted one)",
+        help="compile few layers and extrapolate: layers=4,8,32 (two numbers, then the wanted one)",
     )
     run.set_defaults(command=run_command)
     find = commands.add_parser(
-        "search", help="find the mesh: rank all by arithmetic, compile the best"
+        "search", help="find a mesh: rank all by arithmetic, compile the best"
     )
     add_step(find)
     find.add_argument(
         "--axes",
         default="data,fsdp,tensor",
-        help="the axes that the step function knows (%(default)s)",
+        help="the axes that the step function supports (%(default)s)",
     )
     find.add_argument(
         "--compile", type=int, default=3, help="how many meshes to compile (%(default)s)"
     )
-    find.add_argument("--cache", type=Path, help="keep the programs here")
+    find.add_argument("--cache", type=Path, help="keep the programs in this folder")
     find.set_defaults(command=search_command)
     return top
 
 
 def add_step(command: argparse.ArgumentParser) -> None:
-    """The arguments that say what is planned, and where the plans go."""
+    """Add the arguments for the step, its topologies and options, and the output."""
     command.add_argument(
         "step",
-        help="module:function or file.py:function, called with a mesh; or a script, its own arguments after --",
+        help="module:function or file.py:function, called with a mesh; or a script, with its arguments after --",
     )
     command.add_argument(
-        "--topology", action="append", required=True, help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; repeat"
+        "--topology",
+        action="append",
+        required=True,
+        help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; may be repeated",
     )
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options",
                          help="a keyword argument of the step function; NAME=A|B tries both")  # fmt: skip
-    command.add_argument("--timeout", type=float, help="seconds that one compilation may take")
-    command.add_argument("--json", type=Path, help="write everything here")
-    command.add_argument("--html", type=Path, help="write a page with plots here")
+    command.add_argument("--timeout", type=float, help="the seconds that one compilation may take")
+    command.add_argument("--json", type=Path, help="write all figures to this file")
+    command.add_argument("--html", type=Path, help="write a page with plots to this file")
 
 
 def check_given(chosen: argparse.Namespace) -> None:
-    """Raise ValueError for what would only be noticed after minutes of compiling, or once in each candidate."""
+    """Raise ValueError for mistakes that would otherwise be noticed only after compiling, or in each candidate."""
     for topology in chosen.topology:
         chip_of(topology)
     home = step_home(chosen.step)
@@ -114,7 +121,7 @@ def check_given(chosen: argparse.Namespace) -> None:
 def candidates(
     topologies: Sequence[str], meshes: Sequence[Mesh], options: Sequence[str]
 ) -> list[Candidate]:
-    """All combinations; ``NAME=A|B`` in ``options`` stands for two."""
+    """All combinations; an option ``NAME=A|B`` has two values. Raises ValueError for an option of another form."""
     varied = []
     for text in options:
         name, equals, values = text.partition("=")
@@ -130,7 +137,7 @@ def candidates(
 
 
 def run_command(chosen: argparse.Namespace) -> int:
-    """Measure the candidates; the status is 1 if none fits."""
+    """Measure the candidates; the exit status is 1 if none fits."""
     script = is_script(chosen.step)
     if not chosen.mesh and not script:
         raise SystemExit(MSG_MESH_NEEDED.format(step=chosen.step))
@@ -148,7 +155,7 @@ def run_command(chosen: argparse.Namespace) -> int:
 
 
 def search_command(chosen: argparse.Namespace) -> int:
-    """Search on every topology; the status is 1 if nothing fits."""
+    """Search on each topology; the exit status is 1 if nothing fits."""
     axes = [axis.strip() for axis in chosen.axes.split(",")]
     compiled: list[Plan] = []
     for one in candidates(chosen.topology, [], chosen.options):
@@ -171,7 +178,7 @@ def _guessed(guess: Guess, every: Sequence[Guess]) -> str:
 
 
 def report(plans: Sequence[Plan], chosen: Any) -> None:
-    """Print the tables, and write what was asked for."""
+    """Print the tables, and write the files that were asked for."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     tables.show(plans, console)
     if chosen.json is not None:
@@ -182,7 +189,7 @@ def report(plans: Sequence[Plan], chosen: Any) -> None:
 
 
 def tell(line: str) -> None:
-    """Progress, beside the tables."""
+    """Report progress on stderr, apart from the tables."""
     sys.stderr.write(f"xla-plan: {line}\n")
 
 

@@ -1,4 +1,4 @@
-"""What xla-core calls: the hooks of this package."""
+"""The hooks of this package, which xla-core calls."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from xla_plan.planning import automatic
 
 @hookimpl
 def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice:
-    """The best of all meshes and splits that are tried."""
+    """The best of the meshes and splits that are tried."""
     return automatic.choose(step)

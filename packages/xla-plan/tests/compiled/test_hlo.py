@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from xla_plan.compiled import hlo_module, hlo_work
@@ -84,6 +86,12 @@ def test_a_loop_that_ends_at_a_value_counts_once():
     assert (found.cycles, found.unknown_loops) == (140, 1)
 
 
+def test_a_loop_whose_body_ends_with_a_fusion_counts_once():
+    text = MODULE.replace("tuple(%again, %y)", "fusion(%again), kind=kLoop, calls=%fused")
+    text = text.replace("index=0\n  %limit", "index=1\n  %limit")
+    assert hlo_work.work(hlo_module.parse(text)).unknown_loops == 1
+
+
 def test_what_lies_on_the_chip_is_no_hbm_traffic(module):
     elsewhere = hlo_work.work(hlo_module.parse(MODULE.replace("{1,0:T(8,128)S(1)}", "{1,0}")))
     assert elsewhere.hbm_bytes - hlo_work.work(module).hbm_bytes == 5 * 4 * 8 * 16
@@ -105,6 +113,21 @@ def test_collectives_have_kind_size_and_line(module):
         ("collective-permute", 5, 2560),
         ("all-gather", 1, 1536),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operation", "size"),
+    [
+        ("(f32[8,16], f32[4,16])", "all-reduce-start(%x, %w)", 512 + 256),
+        ("f32[8,16]", "all-reduce-start(%x)", 512),
+        ("(f32[8,16], f32[16,16])", "all-gather-start(%x)", 1024),
+    ],
+)
+def test_results_of_a_collective_that_only_starts(shapes, operation, size):
+    line = f"{shapes} {operation}, channel_id=3, replica_groups={{{{0,1}}}}, metadata={{"
+    text = re.sub(r"\(f32.* collective-permute-start.*metadata=\{", line, MODULE)
+    (started,) = [one for one in collectives(hlo_module.parse(text)) if one.overlapped]
+    assert started.bytes == size
 
 
 def test_collectives_that_leave_a_slice(module):

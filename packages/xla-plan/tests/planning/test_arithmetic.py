@@ -112,7 +112,10 @@ def test_figures_are_extended_by_what_a_layer_adds():
     assert (found["devices"], found["limit"], found["program"]) == (4, 16 << 30, "step_1")
 
 
-@pytest.mark.parametrize("text", ["layers=2,4", "layers=2,2,8", "2,4,8", "layers=a,b,c"])
+@pytest.mark.parametrize(
+    "text",
+    ["layers=2,4", "layers=2,2,8", "layers=2,02,8", "layers=2,4,x,8", "2,4,8", "layers=a,b,c"],
+)
 def test_depths_that_are_none(text):
     with pytest.raises(ValueError, match="layers=4,8,32"):
         depths.parse_depth(text)

@@ -31,16 +31,17 @@ _maybe_convert_to_cpu = xla_model.to_cpu
 
 
 def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """The lazy device number ``n``, or the current one; it is called ``xla:0`` (see the package).
+    """The lazy device number ``n``, which becomes the current one (default: the current one).
 
-    Raises RuntimeError when there is no device of kind ``devkind`` (``'CPU'``, ``'TPU'``).
+    Its name is ``xla:0``, see the package. Raises RuntimeError if there is no device of kind ``devkind``
+    (``'CPU'``,
+    ``'TPU'``; default: any), IndexError if none has the number ``n``.
     """
-    device = xla_model.device(n)
-    if devkind is not None and devkind.upper() != lazy_device_hw(device):
+    if devkind is not None and devkind.upper() != lazy_device_hw("xla"):
         raise RuntimeError(
             f"there is no {devkind} device; this process has {xla_model.real_devices()}"
         )
-    return device
+    return xla_model.device(n)
 
 
 def get_lazy_supported_devices(max_devices: int | None = None) -> list[str]:
@@ -56,5 +57,8 @@ def lazy_real_devices(devices: Sequence[torch.device | str] | None = None) -> li
 def add_step_closure(
     closure: Callable[..., object], args: Sequence[object] = (), run_async: bool = False
 ) -> None:
-    """Call ``closure(*args)`` at the end of the current step; see ``torch_xla``'s function."""
+    """Call ``closure(*args)`` at the end of the current step, when the tensors in ``args`` have values.
+
+    With ``run_async`` (default: False) it runs in a thread of its own, and the next sync raises what it raised.
+    """
     step_closures.add(xla_model.device(), closure, args, run_async)

@@ -1,4 +1,4 @@
-"""lazy_tensor_core.debug.metrics: what ran, as text."""
+"""lazy_tensor_core.debug.metrics: counters and timed metrics as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._dynamo: where backends of other devices look for the bridge to ``torch.compile``."""
+"""torch_xla._dynamo: the bridge to ``torch.compile`` under the name that other devices' backends import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._dynamo.config: settings; this module is the one that the code reads."""
+"""torch_xla._dynamo.config: the module of settings that the code reads, under torch_xla's name."""
 
 from __future__ import annotations
 

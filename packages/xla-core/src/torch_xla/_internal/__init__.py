@@ -1,4 +1,4 @@
-"""torch_xla._internal: what well-known clients call of it."""
+"""torch_xla._internal: the private names of torch_xla that well-known clients use."""
 
 from __future__ import annotations
 

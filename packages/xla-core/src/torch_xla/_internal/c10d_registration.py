@@ -1,4 +1,4 @@
-"""torch_xla._internal.c10d_registration: where torch_xla's C++ runtime registers collectives with c10d."""
+"""torch_xla._internal.c10d_registration: its function raises an error that names the collectives to use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.custom_kernel: what compiled functions call of shardings and donation."""
+"""torch_xla._internal.custom_kernel: sharding marks and buffer donation in functions of ``torch.compile``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.jax_workarounds: using jax beside ``xla`` tensors."""
+"""torch_xla._internal.jax_workarounds: helpers for code that uses jax beside ``xla`` tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.neuron_utils: the cores that a process sees."""
+"""torch_xla._internal.neuron_utils: the NeuronCores that a process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.pjrt: replicas as processes and as threads (package xla-dist)."""
+"""torch_xla._internal.pjrt: runs replicas as processes or as threads (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.rendezvous: where torch.distributed's processes meet (package xla-dist)."""
+"""torch_xla._internal.rendezvous: the rendezvous handler of torch.distributed (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla._internal.utils: names of devices, read."""
+"""torch_xla._internal.utils: parses names of devices."""
 
 from __future__ import annotations
 

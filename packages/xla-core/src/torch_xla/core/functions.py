@@ -1,4 +1,4 @@
-"""torch_xla.core.functions: collectives that autograd goes through (package xla-dist)."""
+"""torch_xla.core.functions: differentiable collectives (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.core.xla_builder: jax functions and hand-built computations as operations of a step."""
+"""torch_xla.core.xla_builder: calls of jax functions, and computations built from HLO operations."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TPU_PROCESS_PORT = "TPU_PROCESS_PORT"
 TPU_VISIBLE_CHIPS = "TPU_VISIBLE_CHIPS"
 XLA_USE_SPMD = "XLA_USE_SPMD"
 
-# torch_xla's other names, which nothing here reads; a script hands them to os.environ.
+# Further names of torch_xla's, for scripts that pass them to os.environ; nothing here reads these constants.
 _TEXT: Final = (
     "ACCELERATOR_TYPE CLOUD_TPU_TASK_ID LOCAL_RANK LOCAL_WORLD_SIZE PJRT_DIST_SERVICE_ADDR "
     "PJRT_DYNAMIC_PLUGINS PJRT_SELECT_DEFAULT_DEVICE RANK TPUVM_MODE TPU_CHIPS_PER_HOST_BOUNDS "

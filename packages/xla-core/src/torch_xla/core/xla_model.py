@@ -37,7 +37,7 @@ from xla_core.torch_features.optimization_barrier import (
     optimization_barrier_ as optimization_barrier_,
 )
 
-# What several replicas do together is in the package xla-dist.
+# Operations of several replicas are in the packages xla-dist and xla-spmd.
 _HOMES = {
     "xla_dist.collectives.buckets": (
         "CoalescingBuckets all_gather_bucketized all_reduce_bucketized_gradients "
@@ -63,9 +63,10 @@ _maybe_convert_to_cpu = xla_model.to_cpu
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """The ``xla`` device number ``n``, or the current one.
+    """The ``xla`` device number ``n``, which becomes the current one (default: the current one).
 
-    Raises RuntimeError when there is no device, or none of kind ``devkind``.
+    Raises RuntimeError if there is no device, or none of kind ``devkind`` (``'CPU'``, ``'TPU'``; default: any), and
+    IndexError if no device has the number ``n``.
     """
     if devkind is not None and devkind.upper() != xla_device_hw("xla"):
         raise RuntimeError(
@@ -90,7 +91,11 @@ def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
 
 
 def get_memory_info(device: torch.device | str | None = None) -> MemoryInfo:
-    """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device; also ``kb_free, kb_total``."""
+    """Memory of a device (default: the current one).
+
+    ``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` are bytes, ``kb_free`` and ``kb_total`` KiB; a limit
+    that the device does not report is None.
+    """
     return xla_model.memory_info(device)
 
 
@@ -99,6 +104,6 @@ def add_step_closure(
 ) -> None:
     """Call ``closure(*args)`` at the end of the current step, when the tensors in ``args`` have values.
 
-    With ``run_async`` it runs in a thread of its own; what it raises is raised by the next sync.
+    With ``run_async`` (default: False) it runs in a thread of its own, and the next sync raises what it raised.
     """
     step_closures.add(xla_model.device(), closure, args, run_async)

@@ -1,4 +1,4 @@
-"""torch_xla.debug.frame_parser_util: sums up stacks of operators on the CPU, from the package xla-debug."""
+"""torch_xla.debug.frame_parser_util: summarizes the call stacks of CPU fallbacks, from the package xla-debug."""
 
 from __future__ import annotations
 

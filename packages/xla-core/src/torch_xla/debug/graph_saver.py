@@ -1,4 +1,4 @@
-"""torch_xla.debug.graph_saver: recorded graphs in files, from the package xla-debug."""
+"""torch_xla.debug.graph_saver: saves recorded graphs to files, from the package xla-debug."""
 
 from __future__ import annotations
 

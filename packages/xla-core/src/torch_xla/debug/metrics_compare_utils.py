@@ -1,4 +1,4 @@
-"""torch_xla.debug.metrics_compare_utils: reads and compares metrics reports, from the package xla-debug."""
+"""torch_xla.debug.metrics_compare_utils: parses and compares metrics reports, from the package xla-debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.debug.metrics_saver: metrics reports in a file, from the package xla-debug."""
+"""torch_xla.debug.metrics_saver: saves metrics reports to a file, from the package xla-debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.debug.model_comparator: values of two runs compared, from the package xla-debug."""
+"""torch_xla.debug.model_comparator: compares the values of two runs, from the package xla-debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.distributed.data_parallel (dp): a thread per device (package xla-dist)."""
+"""torch_xla.distributed.data_parallel (dp): data parallelism with one thread per device (package xla-dist)."""
 
 from __future__ import annotations
 

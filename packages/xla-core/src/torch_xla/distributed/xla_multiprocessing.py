@@ -1,4 +1,4 @@
-"""torch_xla.distributed.xla_multiprocessing (xmp): processes as replicas (package xla-dist)."""
+"""torch_xla.distributed.xla_multiprocessing (xmp): launches replicas as processes (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.distributed.zero_redundancy_optimizer: optimizer state split over replicas (xla-dist)."""
+"""torch_xla.distributed.zero_redundancy_optimizer: optimizer state sharded over replicas (xla-dist)."""
 
 from __future__ import annotations
 

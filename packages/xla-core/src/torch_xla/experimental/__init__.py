@@ -1,4 +1,4 @@
-"""torch_xla.experimental: eager mode, and names that later releases moved elsewhere."""
+"""torch_xla.experimental: experimental features, and former places of names that have moved."""
 
 from __future__ import annotations
 

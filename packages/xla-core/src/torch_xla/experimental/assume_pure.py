@@ -1,4 +1,4 @@
-"""torch_xla.experimental.assume_pure: functions recorded once, and gradients of functions of jax."""
+"""torch_xla.experimental.assume_pure: functions that are recorded once, and jax functions with gradients."""
 
 from __future__ import annotations
 

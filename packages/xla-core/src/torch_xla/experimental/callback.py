@@ -1,4 +1,4 @@
-"""torch_xla.experimental.callback: being called when a value is there."""
+"""torch_xla.experimental.callback: calls a function when a tensor's value is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.capture: steps that are recorded once and replayed without running their Python."""
+"""torch_xla.experimental.capture: steps that are recorded once and replayed without their Python code."""
 
 from __future__ import annotations
 

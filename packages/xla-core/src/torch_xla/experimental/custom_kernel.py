@@ -1,4 +1,4 @@
-"""torch_xla.experimental.custom_kernel: kernels under the names that model libraries import."""
+"""torch_xla.experimental.custom_kernel: attention and matrix product kernels under torch_xla's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.deprecation: former names that work and warn."""
+"""torch_xla.experimental.deprecation: aliases for former names that warn when they are used."""
 
 from __future__ import annotations
 

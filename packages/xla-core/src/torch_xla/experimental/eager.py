@@ -1,4 +1,4 @@
-"""torch_xla.experimental.eager: every operator as a program of its own."""
+"""torch_xla.experimental.eager: eager mode, in which each operator runs at once as a program of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.fori_loop: loops whose length only the device knows."""
+"""torch_xla.experimental.fori_loop: loops on the device, whose number of iterations may be a tensor's value."""
 
 from __future__ import annotations
 

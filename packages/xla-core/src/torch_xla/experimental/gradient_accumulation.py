@@ -1,4 +1,4 @@
-"""torch_xla.experimental.gradient_accumulation: several steps' gradients in one loop."""
+"""torch_xla.experimental.gradient_accumulation: sums the gradients of several steps in one loop."""
 
 from __future__ import annotations
 

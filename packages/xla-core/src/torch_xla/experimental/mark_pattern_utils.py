@@ -1,4 +1,4 @@
-"""torch_xla.experimental.mark_pattern_utils: named parts of a computation in its StableHLO."""
+"""torch_xla.experimental.mark_pattern_utils: marks parts of a computation as StableHLO composites."""
 
 from __future__ import annotations
 

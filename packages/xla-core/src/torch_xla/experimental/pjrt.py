@@ -1,4 +1,4 @@
-"""torch_xla.experimental.pjrt: what older scripts ask of it; the rest moved to torch_xla.runtime."""
+"""torch_xla.experimental.pjrt: the names that older scripts import from here; others are in torch_xla.runtime."""
 
 from __future__ import annotations
 

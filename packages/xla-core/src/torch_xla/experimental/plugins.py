@@ -1,4 +1,4 @@
-"""torch_xla.experimental.plugins: devices that a PJRT library brings."""
+"""torch_xla.experimental.plugins: registers device plugins."""
 
 from __future__ import annotations
 

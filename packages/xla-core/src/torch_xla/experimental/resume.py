@@ -1,4 +1,4 @@
-"""torch_xla.experimental.resume: runs that go on where they were (packages xla-dist and xla-spmd)."""
+"""torch_xla.experimental.resume: resumes interrupted runs (packages xla-dist and xla-spmd)."""
 
 from __future__ import annotations
 

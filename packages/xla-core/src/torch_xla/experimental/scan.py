@@ -1,4 +1,4 @@
-"""torch_xla.experimental.scan: a function over the leading dimension of tensors, as one loop."""
+"""torch_xla.experimental.scan: applies a function along the leading dimension of tensors, as one loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.scan_layers: equal layers one after the other, as one loop."""
+"""torch_xla.experimental.scan_layers: runs a sequence of equal layers as one loop."""
 
 from __future__ import annotations
 

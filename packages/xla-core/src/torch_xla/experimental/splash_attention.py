@@ -1,4 +1,4 @@
-"""torch_xla.experimental.splash_attention: attention that skips what nothing sees."""
+"""torch_xla.experimental.splash_attention: attention that skips blocks in which all positions are masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.stablehlo_custom_call: calls by name in the lowered program."""
+"""torch_xla.experimental.stablehlo_custom_call: custom calls in the lowered program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.unbounded_dynamism_export: exported programs of several sizes."""
+"""torch_xla.experimental.unbounded_dynamism_export: exported programs with dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.experimental.xla_mlir_debuginfo: locations of single operations, which exports have of themselves."""
+"""torch_xla.experimental.xla_mlir_debuginfo: its function raises an error that names the option for locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.test: what example scripts share."""
+"""torch_xla.test: helpers of torch_xla's example scripts."""
 
 from __future__ import annotations
 

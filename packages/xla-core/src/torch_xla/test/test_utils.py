@@ -1,4 +1,4 @@
-"""torch_xla.test.test_utils: what example scripts print and write down while they train."""
+"""torch_xla.test.test_utils: progress lines and TensorBoard summaries of example scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.utils."""
+"""torch_xla.utils: helpers for scripts, checkpoints and serialization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.utils.buffer_donor_context: where marks of _set_buffer_donation count."""
+"""torch_xla.utils.buffer_donor_context: a context in which marks of ``_set_buffer_donation`` have an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.utils.closures: who runs the functions that wait for the end of a step."""
+"""torch_xla.utils.closures: handlers that run step closures at the end of a step."""
 
 from __future__ import annotations
 

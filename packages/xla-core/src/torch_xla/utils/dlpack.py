@@ -1,4 +1,4 @@
-"""torch_xla.utils.dlpack: values for other array libraries, and theirs here."""
+"""torch_xla.utils.dlpack: exchanges values with other array libraries."""
 
 from __future__ import annotations
 

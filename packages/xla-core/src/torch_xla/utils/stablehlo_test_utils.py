@@ -1,4 +1,4 @@
-"""torch_xla.utils.stablehlo_test_utils: saved models beside the programs that they were made of."""
+"""torch_xla.utils.stablehlo_test_utils: compares saved models with the programs that they were made from."""
 
 from __future__ import annotations
 

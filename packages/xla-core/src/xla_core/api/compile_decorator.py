@@ -1,4 +1,4 @@
-"""``torch_xla.compile``: a function, or a block, that runs as one program."""
+"""``torch_xla.compile``: runs a function, or a block, as one program."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ END_OF_GRAPH: Final = "[] the end of the function"
 
 
 class Inside(NamedTuple):
-    """What a trace knows of the use of ``compile`` that it is in: not that itself, which ends when dropped."""
+    """What a trace knows of the region that it records; not the region itself, which ends when it is dropped."""
 
     full_graph: bool
 
 
 class _Region(contextlib.ContextDecorator):
-    """One use of ``compile``: as a context manager, or around every call of a function."""
+    """One use of ``compile``, as a context manager or around each call of a function."""
 
     _former: RegionState | None = None
 
@@ -49,7 +49,7 @@ class _Region(contextlib.ContextDecorator):
         name: str | None,
         limit: int | None,
         known: list[Entry],
-        options: dict[str, Any] | None,
+        options: dict[str, object] | None,
     ) -> None:
         self.full_graph = full_graph
         self.name = name
@@ -63,7 +63,7 @@ class _Region(contextlib.ContextDecorator):
         return _Region(self.full_graph, self.name, self.limit, self.known, self.options)
 
     def __call__(self, func: F) -> F:
-        """The function as a region of its own, with the graphs that ``func`` has been seen to record."""
+        """Wrap ``func`` in a region of its own, which knows the graphs that ``func`` has recorded before."""
         name = self.name or getattr(func, "__name__", None) or type(func).__name__
         region = _Region(self.full_graph, name, self.limit, _graphs_of(func), self.options)
         decorate: Any = contextlib.ContextDecorator.__call__
@@ -71,7 +71,7 @@ class _Region(contextlib.ContextDecorator):
         return compiled
 
     def __enter__(self) -> None:
-        self._leave()  # where an exception came at the end of the last use
+        self._leave()  # in case an exception interrupted the end of the last use
         trace = self.trace = runtime.trace_of(None)
         self._thread = get_ident()
         try:
@@ -106,15 +106,15 @@ class _Region(contextlib.ContextDecorator):
             finally:
                 self._leave()
         finally:
-            self._leave()  # also where an exception came in the line above
+            self._leave()  # again, in case an exception interrupted the line above
 
     def __del__(self) -> None:
-        # An exception can come before the first line of ``__exit__``, and again before that of a repair.
+        # An exception such as Ctrl-C can occur before the first line of ``__exit__``.
         if self._former is not None and self._thread == get_ident():
             self._leave()
 
     def _leave(self) -> None:
-        """Let everything be as it was before the block; does nothing where that is so."""
+        """Restore the state from before the block, unless that has been done."""
         if self._former is not None:
             with self.trace.lock:
                 restored = self.trace.entering(self._former)
@@ -122,7 +122,7 @@ class _Region(contextlib.ContextDecorator):
         self._undo.close()
 
     def _clear_pending(self, trace: Trace) -> None:
-        """Run what was pending before: it is no part of this program, and ends a step of its own."""
+        """Run the operations recorded before the block as a step of their own."""
         former = trace.graph_name
         try:
             trace.name_graph(f"{self.name}_clear_pending" if self.name else former)
@@ -133,9 +133,9 @@ class _Region(contextlib.ContextDecorator):
 
 
 def check_graphs(trace: Trace, graphs: list[Entry], limit: int) -> None:
-    """Note the pending graph among ``graphs``, if it is a new one.
+    """Add the pending graph to ``graphs`` if it is a new one.
 
-    Raises RuntimeError when it is one graph more than ``limit``; it stays pending then.
+    Raises RuntimeError if there are ``limit`` graphs already; the graph stays pending then.
     """
     last = trace.cur
     if any(last is one or _keys(last) == _keys(one) for one in graphs):
@@ -146,16 +146,16 @@ def check_graphs(trace: Trace, graphs: list[Entry], limit: int) -> None:
     graphs.append(last)
 
 
-# owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs
+# For each owner (a function, a module, an object) and its method (or None), the last entries of the graphs.
 _known: weakref.WeakKeyDictionary[object, dict[object, list[Entry]]] = weakref.WeakKeyDictionary()
 
 
 def _graphs_of(func: object) -> list[Entry]:
-    """The graphs that ``func`` has recorded under any limit: one list for each function."""
+    """The list of graphs that ``func`` has recorded in any region with a limit; one list for each function."""
     owner, method = getattr(func, "__self__", func), getattr(func, "__func__", None)
     try:
         return _known.setdefault(owner, {}).setdefault(method, [])
-    except TypeError:  # an object without weak references, or without a hash, is counted by wrapper
+    except TypeError:  # no hash or no weak references: each wrapper counts separately
         return []
 
 
@@ -164,7 +164,7 @@ def _keys(last: Entry) -> list[object]:
 
 
 def _difference(last: Entry, graphs: list[Entry]) -> tuple[str, str]:
-    """The first operation that differs from the nearest known graph, and what is there in that."""
+    """Texts of the first operation that differs from the most similar known graph, and of the one there."""
     path = last.path()
     nearest: list[Entry] = []
     shared = -1
@@ -176,7 +176,7 @@ def _difference(last: Entry, graphs: list[Entry]) -> tuple[str, str]:
 
 
 def _operation_from(path: list[Entry], position: int) -> str:
-    """The first operation at ``position`` or behind it: inputs are met where they are used."""
+    """A text of the first operation at ``position`` or after it; inputs are skipped."""
     following = operations_of(path[position:])
     return hlo_text_names.node_text(following[0]) if following else END_OF_GRAPH
 
@@ -195,18 +195,18 @@ def compile(
     max_different_graphs: int | None = None,
     custom_compile_options: dict[str, object] | None = None,
 ) -> Any:
-    """Run a function (or a block) as one program: pending work is run before it and its own after it.
+    """Run a function (or a block) as one program; operations that are pending before it run separately.
 
     Three uses: ``step = torch_xla.compile(step)``, the decorator ``@torch_xla.compile`` or
-    ``@torch_xla.compile(full_graph=True)``, and ``with torch_xla.compile():``. ``name`` (default: the
-    function's) is the program's name in debug output. Inside eager mode is off.
+    ``@torch_xla.compile(full_graph=True)``, and ``with torch_xla.compile():``. Eager mode is off inside.
 
-    ``full_graph``: RuntimeError when something inside needs a value before the end.
-    ``max_different_graphs``: RuntimeError, naming the first operation that differs, when the
-    function records more different programs than that; nothing of it is run then. What the same
-    function recorded under another wrapper counts; a block counts for itself.
-    ``custom_compile_options``: the compiler's own options, for this function's programs.
-    Raises ValueError for a limit below 1, TypeError for what cannot be called.
+    ``full_graph`` (default: False): raise RuntimeError if something inside needs a value before the end.
+    ``name`` (default: the function's) is the program's name in debug output.
+    ``max_different_graphs`` (default: no limit): raise RuntimeError, naming the first operation that differs, if
+    the function records more different graphs than that; the new graph does not run. Graphs that the same function
+    recorded in another wrapper count, too; those of a block count for the block.
+    ``custom_compile_options``: compiler options, by the compiler's own names, for the programs of this function.
+    Raises ValueError for a limit below 1, TypeError if ``f`` is not callable.
     """
     if f is not None and not callable(f):
         raise TypeError(MSG_NOT_CALLABLE.format(kind=type(f).__name__))
@@ -224,7 +224,7 @@ def step() -> Tree:
 
 
 def _as_function(f: Callable[..., object]) -> Callable[..., Any]:
-    """``f``, or for a callable object (a module) a function that calls it."""
+    """``f``, or a function that calls it if it is a callable object, such as a module."""
     if hasattr(f, "__name__"):
         return f
 

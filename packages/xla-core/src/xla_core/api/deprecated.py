@@ -1,4 +1,4 @@
-"""Names that torch_xla removed and that libraries still call: each works, and warns once per line."""
+"""Names that torch_xla removed and that libraries still use: each works, and warns once per calling line."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ def _alias(old: str, new: str, function: Callable[..., object]) -> Callable[...,
 
 
 def mark_deprecated(new: F, extra_msg: str | None = None) -> F:
-    """``new`` so that each line that calls it gets one DeprecationWarning, with ``extra_msg`` behind it."""
+    """A function like ``new`` that also warns with a DeprecationWarning, which ends with ``extra_msg``."""
     return _warning(f"{new.__module__}.{new.__name__} is deprecated", new, extra_msg)
 
 
 def deprecated(
     module: ModuleType, new: F, old_name: str | None = None, extra_msg: str | None = None
 ) -> F:
-    """``new`` under the name that it had in ``module`` (``old_name``, default: its own): it warns."""
+    """A function like ``new`` that warns that its former name in ``module`` is deprecated.
+
+    ``old_name`` is that name (default: the name of ``new``); the warning ends with ``extra_msg``.
+    """
     old = f"{module.__name__}.{old_name or new.__name__}"
     text = MSG_DEPRECATED.format(old=old, new=f"{new.__module__}.{new.__name__}")
     return _warning(text, new, extra_msg)
 
 
 def register_deprecated(module: ModuleType, new: F) -> None:
-    """Give ``module`` the name of ``new``, which works there and warns."""
+    """Add ``deprecated(module, new)`` to ``module`` under the name of ``new``."""
     setattr(module, new.__name__, deprecated(module, new))
 
 
@@ -61,7 +64,7 @@ get_ordinal: Final = _alias(
 xrt_world_size: Final = _alias(
     "xm.xrt_world_size", "torch_xla.runtime.world_size", ordinals.world_size
 )
-using_pjrt: Final = _alias("xr.using_pjrt", "nothing: it is always True", lambda: True)
+using_pjrt: Final = _alias("xr.using_pjrt", "nothing: PJRT is always used", lambda: True)
 
 
 class GradScaler(torch.amp.GradScaler):

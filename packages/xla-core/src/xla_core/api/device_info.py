@@ -1,12 +1,13 @@
-"""What the runtime tells of devices, and the programs that a process holds for them."""
+"""What the runtime reports about devices, and the number of compiled programs."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.compilation import program_table
+from xla_core.contract.device_protocol import DeviceDescription
 from xla_core.execution import runtime
 from xla_core.support import caches
 
@@ -14,9 +15,9 @@ MSG_NAME: Final = "{device!r} is not the name of a device, such as 'CPU:0' or 'x
 
 
 def device_attributes(device: torch.device | str) -> dict[str, object]:
-    """What the runtime tells of one device of this process: ``name``, and what its plugin adds.
+    """The attributes of one device of this process: ``name``, and those that its plugin adds.
 
-    ``device`` is an ``xla`` device, or the runtime's name of one of this process (``CPU:0``).
+    ``device`` is an ``xla`` device, or the runtime's name of a device of this process (``CPU:0``).
     """
     kind = runtime.device_type()
     local = runtime.client().local_devices()
@@ -26,12 +27,12 @@ def device_attributes(device: torch.device | str) -> dict[str, object]:
     return _attributes(kind, local[runtime.trace_of(device).device.index])
 
 
-def _attributes(kind: str, description: Any) -> dict[str, object]:
+def _attributes(kind: str, description: DeviceDescription) -> dict[str, object]:
     return {"name": f"{kind}:{description.id}", **description.attributes}
 
 
 def parse_device_name(device: str) -> tuple[str, int]:
-    """``("CPU", 0)`` of ``"CPU:0"``. Raises RuntimeError for text that is no such name."""
+    """Split a device's name: ``"CPU:0"`` gives ``("CPU", 0)``. Raises RuntimeError for any other text."""
     kind, _, number = device.rpartition(":")
     if not kind or not number.isdecimal():
         raise RuntimeError(MSG_NAME.format(device=device))
@@ -39,7 +40,7 @@ def parse_device_name(device: str) -> tuple[str, int]:
 
 
 def device_kind(device: torch.device | str | None = None) -> str:
-    """The hardware's name (``TPU v5 lite``, ``x86_64``) of a device (default: the current one)."""
+    """The name of a device's hardware, such as ``TPU v5 lite`` or ``x86_64`` (default: the current device)."""
     trace = runtime.trace_of(device or None)
     return runtime.client().local_devices()[trace.device.index].kind
 
@@ -50,9 +51,9 @@ def cached_program_count() -> int:
 
 
 def clear_program_cache() -> None:
-    """Forget every compiled program of this process, and the steps recorded so far.
+    """Forget all compiled programs of this process, and the steps recorded so far.
 
-    What is pending is run first. The persistent cache stays.
+    Pending operations run first. The persistent cache is not changed.
     """
     for trace in runtime.traces():
         with trace.lock:

@@ -1,7 +1,7 @@
-"""An HLO module as JSON, in the form that protocol buffers have: names in camel case, 64-bit numbers as text.
+"""An HLO module as JSON, in the JSON form of protocol buffers: camel-case names, 64-bit numbers as text.
 
-What is read is what says what a program computes: names, shapes, instructions with their operands and
-dimensions. Fields that are not in the tables below (layouts' tiles, backend configurations) are left out.
+The fields that say what a program computes are read: names, shapes, instructions with their operands and
+dimensions. Fields that are not in the tables below (tiles of layouts, backend configurations) are left out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from xla_core.support import protobuf_wire
 
-# Per message, by field number: name, kind of value, and whether there may be several. A kind is another
-# message, "text", "bool", "int64" (text in JSON), or a tuple of an enumeration's names.
+# For each message, by field number: the field's name, the kind of its value, and whether it is repeated. A kind is
+# the name of another message, "text", "bool", "int64" (text in JSON), or a dict of an enumeration's names.
 _TYPES: Final = {
     0: "PRIMITIVE_TYPE_INVALID", 1: "PRED", 2: "S8", 3: "S16", 4: "S32", 5: "S64", 6: "U8", 7: "U16",
     8: "U32", 9: "U64", 10: "F16", 11: "F32", 12: "F64", 13: "TUPLE", 14: "OPAQUE_TYPE", 15: "C64",
@@ -67,7 +67,7 @@ _SCHEMA: Final[dict[str, dict[int, _Field]]] = {
 
 
 def module_of(proto: bytes) -> dict[str, object]:
-    """The content of a serialized HloModuleProto. Raises ValueError for other bytes."""
+    """The fields of a serialized HloModuleProto. Raises ValueError for other bytes."""
     return _read("module", proto)
 
 

@@ -1,4 +1,4 @@
-"""Shapes and operators in the words of torch_xla's texts."""
+"""Shapes and operations as torch_xla prints them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NARROW: Final = {"s64": "s32", "u64": "u32"}
 
 
 def shape_text(meta: TensorMeta) -> str:
-    """A shape as HLO prints it: ``f32[2,3]{1,0}``; 64-bit integers as the device keeps them."""
+    """A shape as HLO prints it: ``f32[2,3]{1,0}``. With ``XLA_USE_32BIT_LONG`` 64-bit integers are 32-bit ones."""
     sizes = ",".join(map(str, meta.shape))
     layout = ",".join(str(i) for i in reversed(range(len(meta.shape))))
     name = _NAMES[meta.dtype]

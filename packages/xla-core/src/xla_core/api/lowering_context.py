@@ -1,4 +1,4 @@
-"""``_XLAC.lowering.LoweringContext``: what computes tensors, as HLO for other tools, with its arguments."""
+"""``_XLAC.lowering.LoweringContext``: the graph that computes given tensors, as HLO for other tools."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from xla_core.recording.xla_tensor import XLATensor
 
 MSG_NOT_BUILT: Final = "the context {name!r} holds no program; call build(tensors) first"
 MSG_LOOP: Final = (
-    "buildforiloop writes a loop down for torch_xla's own fori_loop, which is not there: use "
+    "buildforiloop is not available: it lowers a loop for torch_xla's own fori_loop. Use "
     "torch_xla.experimental.fori_loop, or torch._higher_order_ops.while_loop, and build() its results"
 )
 
 
 class LoweringContext:
-    """Writes the computation of tensors down as an HLO module called ``name``.
+    """Lowers the graph that computes given tensors to an HLO module called ``name`` (default: ``FromIr``).
 
-    Nothing runs and the step stays as it is. The module's parameters are the tensors in device memory that
-    the results need, in the order in which they were used first, and then, if there are any, the numbers
-    of the step that may change (learning rates, seeds): a vector of floats and one of ints.
+    Nothing runs, and the step stays as it is. The module's parameters are the tensors in device memory that the
+    results depend on, in the order of their first use, followed by the lifted numbers of the step (learning rates,
+    seeds) if there are any: a vector of floats and one of ints.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -37,9 +37,10 @@ class LoweringContext:
         self._stablehlo: bytes | None = None
         self._inputs: list[XLATensor] = []
         self._numbers: list[torch.Tensor] = []
+        self._device = torch.device("xla")
 
     def set_name_string(self, name: str) -> None:
-        """Let the module of the next ``build`` be called so."""
+        """Set the name of the module that the next ``build`` makes."""
         self._name = name
 
     def get_name_string(self) -> str:
@@ -47,12 +48,13 @@ class LoweringContext:
         return self._name
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write down what computes ``tensors``. Raises TypeError for one that is on no ``xla`` device."""
+        """Lower the graph that computes ``tensors``. Raises TypeError for a tensor that is not on ``xla``."""
         with graph_of(tensors) as (trace, entries, outputs):
             slots, kept = read_inputs(trace, entries, outputs)
             distinct = tuple(dict.fromkeys(outputs))
             layout = trace.backend.layout(trace, entries, distinct, ())
             program = step_program.lower(trace, kept, distinct, layout, self._name)
+            self._device = trace.device
             self._inputs = [_tensor(trace, slot) for slot in slots]
             last = entries[-1]
             vectors = (
@@ -65,7 +67,7 @@ class LoweringContext:
     def buildforiloop(
         self, tensors: Sequence[torch.Tensor], additional_inputs_list: Sequence[torch.Tensor] = ()
     ) -> None:
-        """Not here: raises NotImplementedError that says how loops are written."""
+        """Raises NotImplementedError, whose message names the loops to use instead."""
         raise NotImplementedError(MSG_LOOP)
 
     def hlo(self) -> bytes:
@@ -81,17 +83,17 @@ class LoweringContext:
         return json.dumps(hlo_json.module_of(self.hlo()))
 
     def parameter_id_tensor_mapping(self) -> dict[int, torch.Tensor]:
-        """The module's arguments as CPU tensors, by parameter number; reads the values."""
-        given = [*(read(t) for t in self._inputs), *self._numbers]
-        return dict(enumerate(given))
+        """The module's arguments as CPU tensors, by parameter number; their values are read."""
+        arguments = [*(read(t) for t in self._inputs), *self._numbers]
+        return dict(enumerate(arguments))
 
     def device_parameter_id_tensor_mapping(self) -> dict[int, torch.Tensor]:
         """The module's arguments as ``xla`` tensors, by parameter number; no value is read."""
-        given = [*self._inputs, *(n.to("xla") for n in self._numbers)]
-        return dict(enumerate(given))
+        arguments = [*self._inputs, *(n.to(self._device) for n in self._numbers)]
+        return dict(enumerate(arguments))
 
     def tensor_parameter_id(self, tensor: torch.Tensor) -> int:
-        """The number of the parameter that ``tensor`` is, or -1 where it is none."""
+        """The parameter number of ``tensor``, or -1 if it is not a parameter."""
         if not isinstance(tensor, XLATensor) or tensor._v is not None:
             return -1
         buffers = [id(t._s.buffer) for t in self._inputs]
@@ -105,6 +107,6 @@ class LoweringContext:
 
 
 def _tensor(trace: Trace, slot: int) -> XLATensor:
-    """A tensor with the value that is the step's input ``slot``."""
+    """A tensor with the value of the step's input ``slot``."""
     meta = trace.touched[trace.input_storages[slot]].meta
     return trace.from_buffer(trace.inputs[slot], tensor_meta(meta.shape, meta.dtype))

@@ -1,4 +1,4 @@
-"""``torch_xla.backends``: how exactly matrix products are computed."""
+"""``torch_xla.backends``: the precision of matrix products."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from xla_core.lowering import compile_settings
 from xla_core.lowering.compile_settings import get_mat_mul_precision as get_mat_mul_precision
 
 MSG_SET: Final = (
-    "Setting mat mul precision multiple times is not recommended. Programs made before keep the precision that "
-    "they were made with: check that results are as exact as you need."
+    "Setting mat mul precision multiple times is not recommended. Existing programs keep their precision: "
+    "check that results are as exact as you need."
 )
 _LOG: Final = logging.getLogger("torch_xla.backends")
 
 
 def set_mat_mul_precision(precision: str) -> None:
-    """``compile_settings.set_mat_mul_precision``, and a warning on the logger ``torch_xla.backends``.
+    """Set the precision of matrix products, and log a warning on the logger ``torch_xla.backends``.
 
-    ``'default'``, ``'high'`` or ``'highest'``. Raises ValueError for anything else.
+    ``precision`` is ``'default'``, ``'high'`` or ``'highest'``. Raises ValueError for anything else.
     """
     _LOG.warning(MSG_SET)
     compile_settings.set_mat_mul_precision(precision)

@@ -1,4 +1,4 @@
-"""Functions of torch_xla that hang on its C++ runtime: each raises an error that says what to use instead."""
+"""Functions of torch_xla that depend on its C++ runtime: each raises an error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MSG_NOT_AVAILABLE: Final = (
-    "{name} belongs to torch_xla's C++ runtime, which is not here; use {instead}"
+    "{name} needs torch_xla's C++ runtime, which this project does not have; use {instead}"
 )
 
 

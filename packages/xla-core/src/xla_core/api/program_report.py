@@ -1,4 +1,4 @@
-"""What ran: programs, fallbacks, and how fast an executable is on its own."""
+"""Reports on compiled programs: their runs, memory and costs, CPU fallbacks, and the time of one run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from xla_core.varying.padded_buffer import whole_buffer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramRuns:
-    """One compiled program: ``name``, ``operations`` recorded, ``runs`` so far (0: not yet).
+    """One compiled program: its ``name``, the number of recorded ``operations``, and of ``runs`` so far.
 
-    ``compile_seconds`` is how long it took to make, or to load where it came ``from_cache``.
+    ``compile_seconds`` is the time to compile it, or to load it if it came ``from_cache``, the persistent cache.
     """
 
     name: str
@@ -37,13 +37,13 @@ def program_runs() -> list[ProgramRuns]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramFigures:
-    """What the compiler says of one program on one device: bytes by use, and costs of one run.
+    """The compiler's figures for one program on one device: bytes by use, and the costs of one run.
 
-    ``arguments``, ``outputs``, ``temporaries`` and ``code`` are bytes; ``aliased`` are those of outputs that
-    lie in an argument's memory. ``name`` is the step's, ``runs`` how often it ran. ``total`` is what the
+    ``name`` is the step's, ``runs`` the number of runs so far. ``arguments``, ``outputs``, ``temporaries`` and
+    ``code`` are bytes; ``aliased`` are the bytes of outputs that reuse an argument's memory. ``total`` is what the
     program needs while it runs, ``limit`` the device's memory (None: not known). ``flops``, ``bytes_accessed``,
-    ``seconds`` and a TPU's ``cycles`` are the compiler's estimates, None where it offers none; each counts the
-    body of a loop once.
+    ``seconds`` and a TPU's ``cycles`` are the compiler's estimates, None if it makes none; each counts the body of
+    a loop once.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ProgramFigures:
 
     @property
     def total(self) -> int:
-        """Arguments, results that do not take over an argument's memory, temporaries and code."""
+        """Bytes of arguments, outputs that do not reuse an argument's memory, temporaries and code."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ def _figures(program: program_table.StepProgram) -> ProgramFigures:
 
 
 def _known(cost: Mapping[str, float], name: str) -> float | None:
-    """An estimate, if there is one: XLA writes negative numbers for what it cannot say."""
+    """An estimate, None if there is none; XLA writes a negative number for an unknown one."""
     value = cost.get(name)
     return value if value is not None and value >= 0 else None
 
 
 def fallback_counts() -> dict[str, int]:
-    """How often each operator ran on the CPU, by its counter's name (``aten::op``)."""
+    """How often each operator fell back to the CPU, by the name of its counter (``aten::op``)."""
     return {
         name: count
         for name, count in counters.all_counters().items()
@@ -117,10 +117,10 @@ def fallback_counts() -> dict[str, int]:
 
 
 def replay_seconds(repeats: int, program: program_table.StepProgram | None = None) -> float:
-    """Mean seconds of one run of an executable alone, on buffers of its own of the same shapes.
+    """The mean time in seconds of ``repeats`` runs of a program's executable, on buffers of its own.
 
-    Default: the program that ran most often. Donated buffers are replaced by the results that took
-    over their memory, as in training. Raises RuntimeError when nothing ran yet.
+    ``program`` defaults to the one that ran most often. A donated buffer is replaced by the result that reused its
+    memory, as in training. Raises RuntimeError if no program has run yet.
     """
     known = program_table.all_programs()
     if program is None:

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
@@ -18,15 +18,15 @@ import torch
 
 from xla_core.recording.tensor_trees import DataWrapper as DataWrapper
 
-# What has attributes, and holds no data of the user's in them.
+# Objects whose attributes hold no data of the user's.
 _OPAQUE: Final = (type, FunctionType, BuiltinFunctionType, ModuleType, torch.Tensor)
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
 class SampleGenerator:
-    """An iterator that gives ``data`` ``sample_count`` times: a loader that costs nothing.
+    """An iterator that returns ``data`` ``sample_count`` times: a loader that does no work.
 
-    It has the length ``sample_count`` and can be gone through again and again.
+    Its length is ``sample_count``, and each ``iter()`` starts again from the first item.
     """
 
     def __init__(self, data: object, sample_count: int) -> None:
@@ -48,9 +48,9 @@ class SampleGenerator:
 
 
 class FnDataGenerator:
-    """An iterator of ``count`` pairs of a random batch and ``func`` of it, (batch_size, ...) each.
+    """An iterator of ``count`` pairs ``(batch, func(batch))`` (default: 1), where a batch is (batch_size, ...).
 
-    ``gen_tensor(batch_size, *dims)`` makes the batch; ``dims`` defaults to ``[1]``.
+    ``gen_tensor(batch_size, *dims)`` makes each batch; ``dims`` defaults to ``[1]``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FnDataGenerator:
 
 
 class LazyProperty:
-    """A class attribute that ``gen_fn(instance)`` computes when it is first read, once per instance."""
+    """A class attribute that is computed by ``gen_fn(instance)`` at its first read, once per instance."""
 
     def __init__(self, gen_fn: Callable[[Any], object]) -> None:
         self._gen_fn = gen_fn
@@ -95,12 +95,15 @@ class LazyProperty:
         if instance is None:
             return self
         value = self._gen_fn(instance)
-        vars(instance)[self._name] = value  # found before this descriptor from now on
+        vars(instance)[self._name] = value  # Python finds it before this descriptor from now on
         return value
 
 
 class TmpFolder(contextlib.AbstractContextManager[str]):
-    """A folder for the time of a ``with`` block, which gets its path; ``name`` is the same path."""
+    """A ``with`` block with a temporary folder, which is removed at its end.
+
+    The block gets the folder's path, which is also the attribute ``name``.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -124,7 +127,10 @@ def as_list(t: object) -> Any:
 
 
 def getenv_as(name: str, type: Callable[[str], object], defval: object = None) -> Any:
-    """An environment variable as ``type`` makes it (``bool`` reads 0, false and no), else ``defval``."""
+    """The environment variable ``name`` converted by ``type``, or ``defval`` if it is not set.
+
+    For ``bool``, an empty text, 0, false, no and off are False, and anything else is True.
+    """
     text = os.environ.get(name)
     if text is None:
         return defval
@@ -132,21 +138,21 @@ def getenv_as(name: str, type: Callable[[str], object], defval: object = None) -
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable (``default`` if it is not set) says on, yes, true or 1."""
+    """Whether the environment variable ``name`` is on, yes, y, true or 1; ``default`` is used if it is not set."""
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
 def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
-    """``print`` to stderr, unless ``file`` says otherwise."""
+    """``print`` to ``file`` (default: stderr)."""
     print(*args, file=file or sys.stderr, **kwargs)
 
 
 def for_each_instance(
     value: object, select_fn: Callable[[object], bool], fn: Callable[[object], object]
 ) -> None:
-    """Call ``fn`` with whatever ``select_fn`` says yes to inside ``value``.
+    """Call ``fn(item)`` for each item inside ``value`` for which ``select_fn(item)`` is true, once per object.
 
-    Goes through dicts (keys, too), lists, tuples, sets and the attributes of objects, each object once.
+    The search visits dicts (keys, too), lists, tuples, sets and the attributes of objects.
     """
 
     def visit(item: object) -> Any:
@@ -159,9 +165,10 @@ def for_each_instance(
 def for_each_instance_rewrite(
     value: object, select_fn: Callable[[object], bool], fn: Callable[[object], object]
 ) -> Any:
-    """``value`` with ``fn(item)`` in place of each item that ``select_fn`` says yes to.
+    """``value`` with ``fn(item)`` in place of each item inside for which ``select_fn(item)`` is true.
 
-    Containers come back as new ones where something in them changed; objects are changed themselves.
+    ``fn`` is called once per object, so that an object that occurs twice has one replacement. A container in which
+    something changes is copied; other objects are changed in place.
     """
     return _rewritten(value, select_fn, fn, {})
 
@@ -172,10 +179,15 @@ def _rewritten(
     change: Callable[[object], object],
     known: dict[int, tuple[object, object]],
 ) -> Any:
-    """``known`` has what was met and what stands for it now, by identity: objects may refer to each other."""
-    if select(value):
-        return change(value)
+    """Return ``value`` with the selected items inside it changed.
+
+    ``known`` maps the id of each visited object to the object and its replacement. So an object is changed once
+    however often it is met, and objects may refer to each other.
+    """
     if id(value) in known:
+        return known[id(value)][1]
+    if select(value):
+        known[id(value)] = value, change(value)
         return known[id(value)][1]
     known[id(value)] = value, value
 
@@ -206,7 +218,10 @@ def _rewritten(
 
 
 class TimedScope:
-    """A ``with`` block that prints ``msg`` and its milliseconds when it ends; ``printfn=None`` prints nothing."""
+    """A ``with`` block that calls ``printfn`` with ``msg`` and its milliseconds when it ends without an error.
+
+    With ``printfn=None`` nothing is printed. ``seconds`` is the block's duration.
+    """
 
     def __init__(self, msg: str = "", printfn: Callable[[str], object] | None = eprint) -> None:
         self._msg = msg
@@ -231,7 +246,7 @@ class TimedScope:
 def timed(
     fn: Callable[[], object], msg: str = "", printfn: Callable[[str], object] | None = eprint
 ) -> Any:
-    """``fn()``, with ``msg`` and its milliseconds printed."""
+    """Return ``fn()``, and call ``printfn`` with ``msg`` and the milliseconds that it took."""
     with TimedScope(msg, printfn):
         return fn()
 
@@ -242,7 +257,7 @@ def null_print(*args: object, **kwargs: object) -> None:
 
 
 def get_print_fn(debug: bool | None = None) -> Callable[..., None]:
-    """``eprint`` when ``debug`` (default: the environment's ``DEBUG``) says so, else ``null_print``."""
+    """``eprint`` if ``debug`` is true (default: the environment variable ``DEBUG``), else ``null_print``."""
     wanted = check_env_flag("DEBUG") if debug is None else debug
     return eprint if wanted else null_print
 
@@ -257,8 +272,8 @@ class Cleaner:
         self.func()
 
 
-def shape(inputs: Any) -> list[int]:
-    """The lengths of nested lists or tuples, outermost first, as their first elements have them."""
+def shape(inputs: object) -> list[int]:
+    """The lengths of nested lists or tuples, outermost first; the first element of each level is measured."""
     sizes = []
     while isinstance(inputs, (list, tuple)):
         sizes.append(len(inputs))
@@ -269,19 +284,19 @@ def shape(inputs: Any) -> list[int]:
 
 
 def flatten_nested_tuple(inputs: object) -> tuple[object, ...]:
-    """The items of tuples and lists inside each other, in order, as one tuple."""
+    """The items of nested tuples and lists, in order, as one tuple."""
     if not isinstance(inputs, (list, tuple)):
         return (inputs,)
     return tuple(item for part in inputs for item in flatten_nested_tuple(part))
 
 
 def list_copy_append(ilist: Sequence[object], item: object) -> list[Any]:
-    """A new list: ``ilist`` and ``item`` behind it."""
+    """A new list: the items of ``ilist``, then ``item``."""
     return [*ilist, item]
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """``n`` different ports that nothing listened on just now."""
+    """``n`` different TCP ports that are free at the moment of the call."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
         for s in sockets:
@@ -289,7 +304,9 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """``map(fn, *args)`` by ``num_workers`` threads; the results in order."""
+def parallel_work(
+    num_workers: int, fn: Callable[..., object], *args: Iterable[object]
+) -> list[Any]:
+    """The list of ``map(fn, *args)``, in order, computed by ``num_workers`` threads."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return list(pool.map(fn, *args))

@@ -1,4 +1,4 @@
-"""The pending computation as StableHLO, for people and tools to read."""
+"""The pending graph as StableHLO text or bytecode."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from xla_core.lowering import step_program
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 
-MSG_NO_GRAPH = (
-    "there is nothing to show: no tensor was given and no computation is pending on {device}"
-)
+MSG_NO_GRAPH = "there is no graph to show: no tensor was given, and nothing is pending on {device}"
 MSG_NOT_XLA = "get_stablehlo shows the graph of xla tensors, got one on {device}"
 
 
 def stablehlo_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """What computes ``tensors`` (default: all that is pending on the current device), as MLIR text.
+    """The graph that computes ``tensors`` (default: all pending values of the current device), as MLIR text.
 
-    Nothing is run. Raises RuntimeError if nothing is pending and no tensor given, TypeError for
-    a tensor that is not on an ``xla`` device.
+    Nothing runs. Raises RuntimeError if no tensor is given and nothing is pending, TypeError for a tensor that is
+    not on an ``xla`` device.
     """
     return jax_private.module_text(_program(tensors).stablehlo)
 

@@ -1,4 +1,4 @@
-"""What torch_xla's example scripts print and write down while they train (``torch_xla.test.test_utils``)."""
+"""The progress lines and TensorBoard summaries of torch_xla's example scripts (``torch_xla.test.test_utils``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,11 +23,12 @@ from xla_core.torch_bridge.operands import NamedOperands, Operands
 
 MSG_FAILED: Final = "{name} failed in its process:\n{report}"
 MSG_STARTED: Final = (
-    "{name}: this process uses its devices already, and a process that is forked from it could not use them. "
-    "Keep what needs a device inside the functions under mp_test"
+    "{name}: this process already uses its devices, and a process that is forked from it could not use them. "
+    "Use devices only inside the functions under mp_test"
 )
-MSG_ENDED: Final = "{name} ended its process with code {code} and without a word"
+MSG_ENDED: Final = "{name} ended its process with code {code} and no report"
 
+_POLL_SECONDS: Final = 0.1
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -35,12 +38,12 @@ def now(format: str = "%H:%M:%S") -> str:
 
 
 def device_label(device: torch.device | str) -> str:
-    """``xla:0/3`` for the device and this replica's number in the job; the device alone without replicas."""
+    """The device and this replica's global ordinal, such as ``xla:0/3``."""
     ordinal = xla_model.global_ordinal()
     return f"{device}/{ordinal}"
 
 
-def _say(parts: list[str]) -> None:
+def _print_line(parts: list[str]) -> None:
     sys.stdout.write(" ".join(parts) + "\n")
     sys.stdout.flush()
 
@@ -54,9 +57,10 @@ def print_training_update(
     epoch: int | None = None,
     summary_writer: object = None,
 ) -> None:
-    """Print a line on how training goes; with ``summary_writer`` write ``examples/sec`` there, too.
+    """Print a line with the loss and the rates, in examples per second, of this replica and of all.
 
-    Reads the value of ``loss``: call it from a step closure.
+    With a ``summary_writer`` (default: None) the rate is also written to it as ``examples/sec``. It reads the value
+    of ``loss``, so call it from a step closure.
     """
     parts = [
         f"| Training Device={device_label(device)}",
@@ -67,7 +71,7 @@ def print_training_update(
         f"GlobalRate={global_rate:.2f}",
         f"Time={now()}",
     ]
-    _say(parts)
+    _print_line(parts)
     if summary_writer is not None:
         write_to_summary(summary_writer, dict_to_write={"examples/sec": rate})
 
@@ -78,7 +82,7 @@ def print_test_update(
     epoch: int | None = None,
     step: int | None = None,
 ) -> None:
-    """Print a line on how a test goes."""
+    """Print a line with the accuracy of a test, in percent, leaving out what is None."""
     parts = [
         f"| Test Device={device_label(device)}",
         *([] if step is None else [f"Step={step}"]),
@@ -86,13 +90,13 @@ def print_test_update(
         *([] if accuracy is None else [f"Accuracy={accuracy:.2f}"]),
         f"Time={now()}",
     ]
-    _say(parts)
+    _print_line(parts)
 
 
 def get_summary_writer(logdir: str | None) -> object:
-    """A TensorBoard writer below ``logdir`` on the master ordinal; None on the others and without a folder.
+    """A TensorBoard writer to ``logdir`` on the master ordinal, None on other ordinals or if ``logdir`` is empty.
 
-    Raises ImportError without the package tensorboard.
+    Raises ImportError if the package tensorboard is not installed.
     """
     if not logdir or not xla_model.is_master_ordinal(local=False):
         return None
@@ -105,9 +109,9 @@ def write_to_summary(
     dict_to_write: Mapping[str, Any] = _NOTHING,
     write_xla_metrics: bool = False,
 ) -> None:
-    """Write numbers by their names to ``summary_writer``; nothing when it is None.
+    """Write the numbers in ``dict_to_write`` to ``summary_writer`` by their names; do nothing if it is None.
 
-    With ``write_xla_metrics`` the counters, too, as ``xla/NAME``.
+    With ``write_xla_metrics`` the counters are written, too, as ``xla/NAME``.
     """
     if summary_writer is None:
         return
@@ -126,23 +130,26 @@ def close_summary_writer(summary_writer: Any) -> None:
 
 
 def mp_test(func: Callable[..., object]) -> Callable[..., None]:
-    """A decorator for test methods: each runs in a process of its own, and fails here if it fails there.
+    """A decorator for test methods: each runs in a forked process, and a failure there is raised here.
 
-    The process is forked: call it before this one uses a device. Raises RuntimeError otherwise.
+    A call raises RuntimeError if the test fails, or if this process already uses a device.
     """
 
     @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> None:
-        # the decorated function is no module's attribute: it cannot be sent to a spawned process
+        # forked, not spawned: the undecorated function is not an attribute of a module and cannot be pickled
         if runtime.started():
             raise RuntimeError(MSG_STARTED.format(name=func.__qualname__))
         context = torch.multiprocessing.get_context("fork")
-        reports = context.SimpleQueue()
-        process = context.Process(target=_reporting, args=(reports, func, args, kwargs))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_reporting, args=(sender, func, args, kwargs))
         process.start()
+        sender.close()
+        # before join: a large report blocks its process until it is read
+        report = _received(receiver, process)
         process.join()
-        if not reports.empty():
-            raise RuntimeError(MSG_FAILED.format(name=func.__qualname__, report=reports.get()))
+        if report is not None:
+            raise RuntimeError(MSG_FAILED.format(name=func.__qualname__, report=report))
         if process.exitcode:
             text = MSG_ENDED.format(name=func.__qualname__, code=process.exitcode)
             raise RuntimeError(text)
@@ -150,11 +157,27 @@ def mp_test(func: Callable[..., object]) -> Callable[..., None]:
     return run
 
 
+def _received(receiver: Connection, process: BaseProcess) -> str | None:
+    """The report that a process sends, None if it ends without one."""
+    alive = True
+    # not the end of the pipe alone: processes that the test has started may hold it open
+    while not receiver.poll(_POLL_SECONDS if alive else 0):
+        if not alive:
+            return None
+        alive = process.is_alive()
+    try:
+        report: str = receiver.recv()
+    except EOFError:
+        return None
+    return report
+
+
 def _reporting(
-    reports: Any, func: Callable[..., Any], args: Operands, kwargs: NamedOperands
+    sender: Connection, func: Callable[..., object], args: Operands, kwargs: NamedOperands
 ) -> None:
+    """Call ``func``; if it raises, send the traceback and raise again."""
     try:
         func(*args, **kwargs)
     except BaseException:
-        reports.put(traceback.format_exc())
+        sender.send(traceback.format_exc())
         raise

@@ -24,10 +24,9 @@ from xla_core.torch_features import saving
 
 
 def device(index: int | None = None) -> torch.device:
-    """The ``xla`` device with this index; without one, the calling thread's current device.
+    """The ``xla`` device with this index, which becomes the thread's current device (default: the current device).
 
-    With an index it becomes the thread's current device. Raises IndexError naming the devices
-    there are when there is none with this index, RuntimeError when no device can be had at all.
+    Raises IndexError, which names the devices, if none has this index, and RuntimeError if there is no device.
     """
     known = devices()
     if index is None:
@@ -61,9 +60,9 @@ def device_count() -> int:
 
 
 def device_hardware(device: torch.device | str) -> str:
-    """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``.
+    """The kind of a device's hardware: ``'CPU'``, ``'TPU'``, ...; ``'CPU'`` for PyTorch's device ``cpu``.
 
-    Raises RuntimeError for an ``xla`` device that is not there.
+    Raises RuntimeError for an ``xla`` device that does not exist.
     """
     device = torch.device(device)
     if device.type != "xla":
@@ -73,10 +72,10 @@ def device_hardware(device: torch.device | str) -> str:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """End the calling thread's step: run what is pending on the current device, then the step closures.
+    """End the calling thread's step: run the pending operations of the current device, then the step closures.
 
-    Returns once the work is enqueued; with ``wait``, or ``XLA_SYNC_WAIT=1`` in the environment, when it
-    is done. ``reset_scope`` is accepted for torch_xla's sake: there is no scope to reset here.
+    It returns when the work is enqueued; with ``wait`` (default: False), or with ``XLA_SYNC_WAIT=1`` in the
+    environment, when it has finished. ``reset_scope`` is accepted and has no effect.
     """
     del reset_scope
     trace = runtime.trace_of(None)
@@ -90,7 +89,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def wait_device_ops(devices: Sequence[torch.device | str] = ()) -> None:
-    """Block until the programs launched on these devices (default: all) have finished."""
+    """Wait until the programs launched on these devices (default: all) have finished."""
     runtime.wait([torch.device(d) for d in devices])
 
 
@@ -101,10 +100,11 @@ def optimizer_step(
     groups: object = None,
     pin_layout: bool = True,
 ) -> object:
-    """Reduce the gradients over the replicas, then run ``optimizer.step(**optimizer_args)``.
+    """Reduce the gradients over the replicas, and return ``optimizer.step(**optimizer_args)``.
 
-    Returns what ``step`` returns; with ``barrier`` the step ends here. Raises RuntimeError where
-    several replicas train and the package xla-dist, which reduces over them, is not installed.
+    ``barrier`` (default: False): call ``sync()`` afterwards. ``groups`` (default: all in one) are groups of
+    replicas to reduce over, ``pin_layout`` is passed to the reduction. Raises RuntimeError if there are several
+    replicas and the package xla-dist, which reduces over them, is not installed.
     """
     if groups or ordinals.world_size() > 1:
         if not _gradient_reducers:
@@ -120,7 +120,7 @@ _gradient_reducers: list[Callable[[torch.optim.Optimizer, object, bool], None]] 
 
 
 def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], None]) -> None:
-    """Let ``optimizer_step`` call ``reduce(optimizer, groups, pin_layout)`` before the step."""
+    """Make ``optimizer_step`` call ``reduce(optimizer, groups, pin_layout)`` before the optimizer's step."""
     _gradient_reducers[:] = [reduce]
 
 
@@ -135,7 +135,7 @@ def get_rng_state(device: torch.device | str | None = None) -> int:
 
 
 class MemoryInfo(TypedDict):
-    """What ``memory_info`` gives."""
+    """What ``memory_info`` returns."""
 
     bytes_used: int
     bytes_limit: int | None
@@ -147,8 +147,8 @@ class MemoryInfo(TypedDict):
 def memory_info(device: torch.device | str | None = None) -> MemoryInfo:
     """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device (default: the current one).
 
-    Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it
-    those two, where the device tells none.
+    ``kb_total`` and ``kb_free``, in KiB, are the names of releases before 2.3. If the device reports no limit,
+    these two and ``bytes_limit`` are None.
     """
     runtime.settle()
     info = runtime.client().memory_info(runtime.trace_of(device).device.index)
@@ -164,7 +164,7 @@ def memory_info(device: torch.device | str | None = None) -> MemoryInfo:
 
 @contextlib.contextmanager
 def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
-    """Put the random state of a device (default: the current one) back after the block."""
+    """Restore the random state of a device (default: the current one) after the block, if ``enabled``."""
     if not enabled:
         yield
         return
@@ -178,24 +178,28 @@ def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> 
 def master_print(
     *args: object, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False
 ) -> None:
-    """``print`` on the master ordinal only."""
+    """``print`` to ``fd`` on the master ordinal only: the job's, or with ``local`` that of each host."""
     if is_master_ordinal(local=local):
         print(*args, file=fd, flush=flush)
 
 
 def to_cpu(data: object, convert: bool = True) -> object:
-    """``data`` with every ``xla`` tensor in it (dicts, lists, tuples, sets, attributes not) on the CPU."""
+    """A copy of ``data`` with each ``xla`` tensor inside moved to the CPU; ``data`` itself unless ``convert``.
+
+    Tensors in dicts, lists, tuples, sets and dataclasses are moved, those in other attributes are not.
+    """
     return tensor_trees.map_tensors(data, lambda t: t.cpu()) if convert else data
 
 
 def save(
     data: object, file_or_path: object, master_only: bool = True, global_master: bool = False
 ) -> None:
-    """Write ``data`` so that ``torch.load`` gives it back with CPU tensors, from the master only.
+    """Save ``data`` in the format of ``torch.save``, with ``xla`` tensors as CPU tensors.
 
-    ``data`` is any nesting of objects. A path is written beside and then renamed: an interrupted
-    save leaves the former file. Host memory grows by about one tensor. ``master_only=False`` saves
-    from every process (to paths of their own), ``global_master`` from the first one of the job.
+    ``data`` is any structure that ``torch.save`` takes. A path is written under a temporary name and then renamed,
+    so that an interrupted save leaves the former file. Host memory grows by about one tensor. By default one
+    process per host writes; with ``global_master`` one of the job, and with ``master_only=False`` every process
+    (each to a path of its own).
     """
     if not master_only or is_master_ordinal(local=not global_master):
         saving.save(data, file_or_path)
@@ -213,20 +217,20 @@ def save_streaming(
 
 
 def is_xla_tensor(tensor: object) -> bool:
-    """Whether ``tensor`` lives on an ``xla`` device."""
+    """Whether ``tensor`` is a tensor on an ``xla`` device."""
     return isinstance(tensor, XLATensor)
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients of an optimizer's parameters, in their order, without those that have none."""
+    """The gradients of an optimizer's parameters that have one, in the order of the parameters."""
     groups = optimizer.__getstate__()["param_groups"]
     return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
 def check_view_sharing(obj: object) -> None:
-    """Raise RuntimeError when two tensors inside ``obj`` are different views of one storage.
+    """Raise RuntimeError if two tensors inside ``obj`` are different views of one storage.
 
-    Such tensors are separate once they are on another device.
+    When moved to another device, such tensors no longer share memory.
     """
     seen: dict[int, XLATensor] = {}
     for tensor in tensor_trees.collect(obj, is_xla_tensor):
@@ -234,11 +238,11 @@ def check_view_sharing(obj: object) -> None:
         if other is not tensor and other._v is not tensor._v:
             raise RuntimeError(
                 f"tensors of shapes {tuple(other.shape)} and {tuple(tensor.shape)} are views of one storage; "
-                "clone() one of them, or make the view again where they are used"
+                "clone() one of them, or create the view again where it is used"
             )
 
 
 def unlazy(tensors: Iterable[torch.Tensor]) -> None:
-    """Run what is pending on the devices of ``tensors`` and wait for it."""
+    """Run the pending operations on the devices of ``tensors``, and wait until they have finished."""
     for trace in {t._s.trace for t in tensors if isinstance(t, XLATensor)}:
         runtime.sync(trace.device, wait=True)

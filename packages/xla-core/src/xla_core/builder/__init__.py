@@ -1,1 +1,1 @@
-"""``torch_xla.core.xla_builder``: computations built operation by operation."""
+"""``torch_xla.core.xla_builder``: builds computations from HLO operations."""

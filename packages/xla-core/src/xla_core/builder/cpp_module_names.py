@@ -1,6 +1,6 @@
-"""The builder's names of torch_xla's C++ module: operations, their shapes and computations without wrappers.
+"""The builder's names of torch_xla's C++ module: operations, shapes and computations without wrapper classes.
 
-A shape is torch_xla's dictionary here: ``{"type": "f32", "sizes": (2, 3)}``, or a tuple of such.
+A shape is a dictionary, ``{"type": "f32", "sizes": (2, 3)}``, or a tuple of such.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from xla_core.builder.xla_builder import get_computation_hlo as _xla_computation
 
 
 def _xla_op_param(builder: XlaBuilder, param_no: int, shape: Described) -> XlaOp:
-    """The parameter ``param_no`` of the computation. Raises RuntimeError for dynamic dimensions."""
+    """The parameter number ``param_no`` of the computation. Raises RuntimeError for dynamic dimensions."""
     return mkparam(builder, param_no, Shape(shape)).op
 
 
 def _xla_op_create(
     builder: XlaBuilder, name: str, operands: Sequence[XlaOp], kwargs: Mapping[str, object]
 ) -> XlaOp:
-    """The operation ``name`` (``"Add"``) of operands, with HLO's attributes.
+    """The operation ``name`` (``"Add"``) on ``operands``, with the attributes ``kwargs``.
 
-    Raises RuntimeError for an unknown name, and for operands that do not fit it.
+    Raises RuntimeError for an unknown name, and for operands that do not fit or belong to another builder.
     """
     return hlo_operations.create(builder, name, operands, dict(kwargs))
 
 
 def _xla_op_build(name: str, root: XlaOp) -> XlaComputation:
-    """The computation ``name`` that ends with ``root``."""
+    """The computation ``name`` that returns the value of ``root``."""
     return root.build(name)
 
 
@@ -56,7 +56,7 @@ def _xla_op_tensor_shape(tensor: torch.Tensor, device: str = "") -> Described:
 
 
 def _xla_create_placeholder_tensor(shape: Described) -> torch.Tensor:
-    """A tensor of this shape on the current device without a value, to write computations down with."""
+    """A tensor of this shape on the current device without a value, for recording computations."""
     return create_placeholder_tensor(shape["sizes"], TORCH_TYPES[shape["type"]])
 
 

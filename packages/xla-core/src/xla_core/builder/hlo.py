@@ -1,8 +1,7 @@
-"""Computations built operation by operation: builders, operations with their shapes, computations.
+"""Computations built from HLO operations: builders, operations with their shapes, computations.
 
-An operation is a function on jax arrays with operands; its shape is known as soon as it is made, and a
-mistake is reported where it is made. Building a computation writes nothing down: lowering evaluates the
-operations that its root needs.
+An operation is a function on jax arrays, with operands. Its shape is inferred as soon as it is created, so that
+mistakes are reported there. Lowering a computation evaluates the operations that its root depends on.
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ MSG_ARGUMENTS: Final = "the computation {name} takes {wanted} arguments, got {go
 MSG_MATCH: Final = (
     "Call parameter must match argument; got parameter {number} shape: {wanted}, argument shape: "
     "{got}. (computation {name})"
+)
+MSG_BUILDERS: Final = (
+    "{name} of {operands}: the operands belong to different builders; all operations of a computation need one "
+    "builder"
 )
 MSG_PARAMETERS: Final = "the computation {name} has no parameter {number}, but one after it"
 MSG_OPERATION: Final = "{name} of {operands}: {error}"
@@ -61,7 +64,7 @@ def numpy_type(name: str) -> np.dtype:
 
 
 def struct_of(shape: Described) -> Struct:
-    """What jax calls a shape: a struct, or a tuple of them."""
+    """A shape as jax has it: a struct, or a tuple of structs. Raises RuntimeError for dynamic dimensions."""
     if isinstance(shape, (tuple, list)):
         return tuple(map(struct_of, shape))
     if any(shape.get("dynamic_dimensions") or ()):
@@ -84,7 +87,7 @@ def text_of(struct: Struct) -> str:
 
 
 class XlaBuilder:
-    """What the operations of one computation have in common: a name, their order, its parameters."""
+    """The common part of the operations of one computation: its name, their order, its parameters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -93,10 +96,11 @@ class XlaBuilder:
 
 
 class XlaOp:
-    """One operation: ``evaluate`` gives its value from its operands' values.
+    """One operation, whose value is ``evaluate`` of its operands' values.
 
-    ``parameter`` is its number if it is a parameter of the computation. Raises RuntimeError, naming the
-    operation and its operands' shapes, when they do not fit.
+    ``parameter`` is its number, and ``struct`` its shape, if it is a parameter of the computation. Raises
+    RuntimeError, which names the operation and its operands' shapes, if the operands do not fit or belong to
+    another builder.
     """
 
     def __init__(
@@ -108,7 +112,9 @@ class XlaOp:
         parameter: int | None = None,
         struct: Struct = None,
     ) -> None:
-        self.builder = builder
+        self.builder: XlaBuilder = builder
+        if any(operand.builder is not builder for operand in operands):
+            raise RuntimeError(MSG_BUILDERS.format(name=name, operands=_texts_of(operands)))
         self.operands = tuple(operands)
         self.evaluate = evaluate
         self.parameter = parameter
@@ -121,12 +127,11 @@ class XlaOp:
                 with jax.enable_x64(True):
                     self.struct = jax.eval_shape(evaluate, *(o.struct for o in operands))
             except Exception as error:
-                shapes = ", ".join(text_of(o.struct) for o in operands)
-                text = MSG_OPERATION.format(name=name, operands=shapes or "nothing", error=error)
+                text = MSG_OPERATION.format(name=name, operands=_texts_of(operands), error=error)
                 raise RuntimeError(text) from error
 
     def build(self, name: str) -> XlaComputation:
-        """The computation that ends with this operation."""
+        """The computation that returns this operation's value. Raises RuntimeError if a parameter is missing."""
         ops: dict[int, XlaOp] = {}
         pending = [self]
         while pending:
@@ -154,6 +159,10 @@ class XlaOp:
         return XlaComputation(name, structs, evaluate, self.struct)
 
 
+def _texts_of(operands: Sequence[XlaOp]) -> str:
+    return ", ".join(text_of(o.struct) for o in operands) or "nothing"
+
+
 class XlaComputation:
     """A function of arrays (and tuples of arrays) with fixed shapes."""
 
@@ -171,7 +180,7 @@ class XlaComputation:
         self._computations: dict[str, Computation] = {}
 
     def __call__(self, *arguments: jax.Array) -> jax.Array:
-        """The value for these jax arrays. Raises RuntimeError where their shapes are others."""
+        """The value for these jax arrays. Raises RuntimeError if their number or shapes do not fit."""
         if len(arguments) != len(self.parameters):
             wanted, got = len(self.parameters), len(arguments)
             raise RuntimeError(MSG_ARGUMENTS.format(name=self.name, wanted=wanted, got=got))
@@ -194,7 +203,7 @@ class XlaComputation:
         return jax_private.lower(flat, leaves, (), platform, name)
 
     def hlo_text(self) -> str:
-        """The text of its HLO module."""
+        """The computation as HLO text, for the current device's platform."""
         return jax_private.hlo_text(self.stablehlo(runtime.trace_of(None).backend.platform))
 
     def module_proto(self) -> bytes:
@@ -203,9 +212,9 @@ class XlaComputation:
         return hlo_primitives.hlo_proto(self.stablehlo(platform))
 
     def run(self, name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results on ``xla`` tensors, as one operation of the step: all arrays of a tuple.
+        """Record the computation on ``tensors`` as one operation of the step, called ``name``.
 
-        Raises RuntimeError where the tensors' shapes are others than the parameters'.
+        Returns the results, all arrays of a tuple. Raises RuntimeError if the tensors' shapes do not fit.
         """
         given = [jax.ShapeDtypeStruct(tuple(t.shape), NUMPY_DTYPES[t.dtype]) for t in tensors]
         with jax.enable_x64(True):
@@ -240,7 +249,7 @@ def _meta(struct: Struct) -> TensorMeta:
 def from_module(name: str, module: bytes) -> XlaComputation:
     """The computation of a serialized HLO module (or of StableHLO bytecode).
 
-    Raises ValueError for what is neither, or has shapes that are not fixed.
+    Raises ValueError for other bytes, and for a module with dynamic shapes.
     """
     stablehlo = hlo_primitives.to_stablehlo(module)
     arguments, results = hlo_primitives.signature(stablehlo)

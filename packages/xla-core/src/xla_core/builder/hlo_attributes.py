@@ -1,4 +1,4 @@
-"""HLO's attributes of the operations whose methods take them without names, in order."""
+"""The order of HLO's attributes in the methods that take them as positional arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLACES: Final = (
     "input_spatial_dimensions", "kernel_spatial_dimensions", "output_spatial_dimensions",
 )  # fmt: skip
 _GROUPS: Final = ("feature_group_count", "batch_group_count", "precision_config")
-# The order in which methods take HLO's attributes.
+# For each operation, the names of its attributes in the order of the method's arguments.
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "Reshape": ("sizes", "dimensions", "inferred_dimension"),
     "DynamicReshape": ("sizes",),

@@ -1,4 +1,4 @@
-"""What the operations of a builder compute, by the names that torch_xla gives them, under jax.
+"""The functions of a builder's operations under jax, by torch_xla's names of the operations.
 
 Their meaning is HLO's (https://openxla.org/xla/operation_semantics).
 """
@@ -34,17 +34,17 @@ MSG_TYPES: Final = "Binary op {name} with different element types: {left} and {r
 MSG_RANKS: Final = (
     "Shapes must be equal rank, but are {left} and {right}; broadcast_in_dim says how to broadcast"
 )
-MSG_SIZES: Final = "{size} elements have no shape {sizes}"
+MSG_SIZES: Final = "{size} elements cannot have the shape {sizes}"
 MSG_SLICES: Final = "a gather needs slice_sizes, one size per dimension of its operand"
 
 
 def create(
     builder: XlaBuilder, name: str, operands: Sequence[XlaOp], arguments: Mapping[str, Any]
 ) -> XlaOp:
-    """The operation ``name`` of operands, with HLO's attributes as ``arguments``.
+    """The operation ``name`` on ``operands``, with HLO's attributes ``arguments``.
 
-    Operations among the attributes (start indices) become operands. Raises RuntimeError for an unknown
-    name and for operands that do not fit.
+    Operations among the attributes (start indices) become operands. Raises RuntimeError for an unknown name, and
+    for operands that do not fit or belong to another builder.
     """
     function = operations.get(name)
     if function is None:
@@ -99,7 +99,7 @@ def _binary(name: str, function: Callable[[object, object], object]) -> Callable
             raise TypeError(text)
         if left.ndim and right.ndim and left.ndim != right.ndim:
             raise TypeError(MSG_RANKS.format(left=text_of(left), right=text_of(right)))
-        # a scalar goes with every shape, a dimension of size 1 with every size
+        # scalars and dimensions of size 1 are broadcast
         return function(*jnp.broadcast_arrays(left, right))
 
     return run
@@ -163,7 +163,7 @@ def _reshape(
     dimensions: Sequence[int] | None = None,
     inferred_dimension: object = None,
 ) -> jax.Array:
-    del inferred_dimension  # of dynamic shapes
+    del inferred_dimension  # used for dynamic shapes only
     return _reshaped(x if dimensions is None else lax.transpose(x, tuple(dimensions)), sizes)
 
 
@@ -247,7 +247,7 @@ def _set_dimension_size(*_values: object, dimension: int) -> jax.Array:
 
 
 def _indices(indices: jax.Array, index_vector_dim: int) -> jax.Array:
-    """Indices whose vectors are along the last dimension."""
+    """The indices with their vectors moved to the last dimension."""
     if index_vector_dim == indices.ndim:
         return indices[..., None]
     return jnp.moveaxis(indices, index_vector_dim, -1)
@@ -353,7 +353,7 @@ def _map(
     dimensions: Sequence[int],
     static_operands: Sequence[jax.Array] = (),
 ) -> jax.Array:
-    del dimensions  # HLO has all of them, always
+    del dimensions  # HLO requires all dimensions
     mapped: Callable[..., object] = lambda *scalars: computation(*scalars, *static_operands)  # noqa: E731
     for _ in range(values[0].ndim):
         mapped = jax.vmap(mapped)

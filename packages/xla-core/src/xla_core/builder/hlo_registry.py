@@ -1,4 +1,4 @@
-"""The operations that a builder knows, by name: what each computes, under jax."""
+"""The registry of a builder's operations: the function of each under jax, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ operations: Final[dict[str, Callable[..., object]]] = {}
 
 
 def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function, of jax arrays, what the operation ``name`` computes."""
+    """Register the decorated function, on jax arrays, for the operation ``name``."""
 
     def register(function: Callable[..., object]) -> Callable[..., Any]:
         operations[name] = function

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from xla_core.builder.hlo import Described
 
-MSG_NOT_ONE: Final = "{got} is the shape of a tuple, which has no {what}; look at its elements"
+MSG_NOT_ONE: Final = "{got} is the shape of a tuple, which has no {what}; use tuple_shape(index)"
 
 
 class Type:
@@ -31,7 +31,7 @@ class Type:
 
 
 class Shape:
-    """The shape of an array, or of a tuple of them, around torch_xla's description of it."""
+    """The shape of an array or of a tuple, as a wrapper around torch_xla's dictionary for it."""
 
     def __init__(self, shape: Described) -> None:
         self._shape = shape
@@ -40,7 +40,7 @@ class Shape:
     def create(
         cls, dtype: str, sizes: Sequence[int], dynamic_dimensions: Sequence[bool] | None = None
     ) -> Shape:
-        """The shape of an array of ``dtype`` (``"f32"``)."""
+        """The shape of an array with the element type ``dtype`` (``"f32"``)."""
         described = {"type": str(dtype), "sizes": tuple(sizes)}
         if dynamic_dimensions is not None:
             described["dynamic_dimensions"] = tuple(dynamic_dimensions)
@@ -52,15 +52,15 @@ class Shape:
         return self._shape
 
     def is_tuple(self) -> bool:
-        """Whether it is a tuple's."""
+        """Whether it is the shape of a tuple."""
         return isinstance(self._shape, (list, tuple))
 
     def tuple_size(self) -> int:
-        """The number of a tuple's elements."""
+        """The number of elements of the tuple."""
         return len(self._shape)
 
     def tuple_shape(self, index: int) -> Described:
-        """The description of a tuple's element."""
+        """The dictionary of the shape of the tuple's element ``index``."""
         return self._shape[index]
 
     def _one(self, what: str) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class Shape:
         return dict(self._shape)
 
     def is_dynamic(self) -> bool:
-        """Whether it was made with dynamic dimensions."""
+        """Whether it was created with dynamic dimensions."""
         return "dynamic_dimensions" in self._one("dimensions")
 
     def as_scalar(self) -> Shape:
-        """The shape of one element."""
+        """The shape of a scalar of the same element type."""
         return Shape.create(self.dtype, ())
 
     @property
@@ -88,10 +88,10 @@ class Shape:
 
     @property
     def dynamic_dimensions(self) -> tuple[bool, ...] | None:
-        """Which dimensions are dynamic, None where nothing was said."""
+        """Which dimensions are dynamic; None if it was created without dynamic dimensions."""
         return self._one("dimensions").get("dynamic_dimensions")
 
     @property
     def dtype(self) -> str:
-        """The element type's name."""
+        """XLA's name of the element type."""
         return str(self._one("dtype")["type"])

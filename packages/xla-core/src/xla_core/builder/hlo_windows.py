@@ -1,4 +1,4 @@
-"""Operations of a builder that look through windows: convolutions, reductions and pooling, under jax."""
+"""A builder's operations over windows under jax: convolutions, reductions and pooling."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ def _max_pool(
     spatial_dimensions: Sequence[int],
     padding: str = "valid",
 ) -> jax.Array:
-    del batch_dimension, feature_dimension, spatial_dimensions  # the window has all dimensions
+    del (
+        batch_dimension,
+        feature_dimension,
+        spatial_dimensions,
+    )  # kernel_size and stride cover all dimensions
     floating = jnp.issubdtype(x.dtype, jnp.inexact)
     lowest = np.array(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
     return lax.reduce_window(x, lowest, lax.max, tuple(kernel_size), tuple(stride), padding.upper())

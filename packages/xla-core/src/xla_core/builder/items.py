@@ -1,4 +1,4 @@
-"""Items along the first dimension of an operation, read and written: what loops in HLO do."""
+"""Reads and writes items along the first dimension of an operation's value, for loops in HLO."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from xla_core.builder.xla_builder import Op
 
 
 def dynamic_slice(xs: Op, idx: Op) -> Op:
-    """HLO for item ``idx`` of ``xs`` along the first dimension, which the result does not have."""
+    """Item ``idx`` (a scalar) of ``xs`` along the first dimension, which the result lacks."""
     sizes = list(xs.shape().sizes)
     item = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
     return item.reshape(sizes[1:])
 
 
 def dynamic_update_slice(ys: Op, y: Op, idx: Op) -> Op:
-    """HLO's ``ys`` with ``y`` as item number ``idx`` along its first dimension."""
+    """``ys`` with item ``idx`` (a scalar) along its first dimension replaced by ``y``."""
     sizes = list(ys.shape().sizes)
     return ys.dynamic_update_slice(y.reshape([1, *sizes[1:]]), _starts(idx, len(sizes)))
 

@@ -41,12 +41,12 @@ def _binary(name: str) -> Callable[[Op, Op], Any]:
     def method(self: Op, rhs: Op) -> object:
         return mkop(name, (self.op, rhs.op))
 
-    method.__doc__ = f"HLO's {name}, element by element; scalars go with every shape."
+    method.__doc__ = f"HLO's {name}, element by element; scalars are broadcast."
     return method
 
 
 def _with_attributes(name: str, *operands: str) -> Callable[..., Op]:
-    """A method for ``name`` whose first arguments, called ``operands``, are operations."""
+    """A method for the operation ``name``, whose first arguments, called ``operands``, are operations."""
 
     def method(self: Op, *args: Any, **attributes: Any) -> Op:
         ops, rest = list(args[: len(operands)]), args[len(operands) :]
@@ -59,7 +59,7 @@ def _with_attributes(name: str, *operands: str) -> Callable[..., Op]:
 
 
 class Op:
-    """An operation of a computation that is being built; methods and operators make further ones."""
+    """An operation of a computation that is being built; its methods and operators create further ones."""
 
     def __init__(self, op: XlaOp) -> None:
         self.op = op
@@ -73,7 +73,7 @@ class Op:
         return self.op.builder
 
     def build(self, name: str) -> XlaComputation:
-        """The computation whose value it is."""
+        """The computation ``name`` that returns this operation's value."""
         return self.op.build(name)
 
     __add__, __sub__, __mul__ = _binary("Add"), _binary("Sub"), _binary("Mul")
@@ -124,7 +124,7 @@ class Op:
         limit_indices: Sequence[int],
         strides: Sequence[int] | None = None,
     ) -> Op:
-        """HLO's Slice; strides are 1 by default."""
+        """HLO's Slice; the strides default to 1."""
         steps = [1] * len(start_indices) if strides is None else strides
         return mkop(
             "Slice",
@@ -146,12 +146,12 @@ class Op:
         )
 
     def dynamic_slice(self, start_indices: Sequence[Op], slice_sizes: Sequence[int]) -> Op:
-        """A slice of fixed sizes that begins where scalars say."""
+        """A slice of fixed sizes that begins at ``start_indices``, which are scalars."""
         starts = [s.op for s in start_indices]
         return mkop("DynamicSlice", (self.op,), start_indices=starts, slice_sizes=slice_sizes)
 
     def dynamic_update_slice(self, update: Op, start_indices: Sequence[Op]) -> Op:
-        """The value with ``update`` written where scalars say."""
+        """The value with ``update`` written at ``start_indices``, which are scalars."""
         starts = [s.op for s in start_indices]
         return mkop("DynamicUpdateSlice", (self.op, update.op), start_indices=starts)
 
@@ -174,12 +174,12 @@ class Op:
         return Op.make_computation("elements", computation, (scalar, scalar))
 
     def reduce(self, init_value: Op, computation: object, dimensions: Sequence[int]) -> Op:
-        """The elements along ``dimensions`` in one, by ``computation`` of two."""
+        """HLO's Reduce along ``dimensions``, by ``computation`` of two elements."""
         operands = (self.op, init_value.op)
         return mkop("Reduce", operands, computation=self._pair(computation), dimensions=dimensions)
 
     def reduce_all(self, init_value: Op, computation: object) -> Op:
-        """All elements in one."""
+        """HLO's Reduce along all dimensions, by ``computation`` of two elements."""
         return mkop("ReduceAll", (self.op, init_value.op), computation=self._pair(computation))
 
     def reduce_window(
@@ -190,7 +190,7 @@ class Op:
         window_strides: Sequence[int],
         padding: str = "valid",
     ) -> Op:
-        """The elements of each window in one."""
+        """HLO's ReduceWindow, by ``computation`` of two elements; ``padding`` is ``"valid"`` or ``"same"``."""
         return mkop(
             "ReduceWindow",
             (self.op, init_value.op),
@@ -230,7 +230,7 @@ class Op:
         true_computation: object,
         false_computation: object,
     ) -> Op:
-        """One of two computations, of its own operand."""
+        """HLO's Conditional: one of two computations, each with an operand of its own."""
         return mkop(
             "Conditional",
             (self.op, true_operand.op, false_operand.op),
@@ -241,24 +241,24 @@ class Op:
     def mkconditional(
         self, ops: Sequence[Op], true_fn: object, false_fn: object, **_: object
     ) -> Op:
-        """One of two functions of the same operands."""
+        """HLO's Conditional of two functions of the same operands."""
         operands = Op.tuple(ops)
         return self.conditional(operands, operands, true_fn, false_fn)
 
     def while_loop(self, condition_computation: object, body_computation: object) -> Op:
-        """The value (a tuple) after the last iteration, beginning with this one."""
+        """HLO's While, which begins with this value (a tuple); returns the value after the last iteration."""
         condition = Op.make_computation("Condition", condition_computation, (self,))
         body = Op.make_computation("Body", body_computation, (self,))
         return mkop("While", (self.op,), condition_computation=condition, body_computation=body)
 
     @classmethod
     def mkwhile(cls, ops: Sequence[Op], condition_fn: object, body_fn: object, **_: object) -> Op:
-        """A loop over a tuple of values, by functions of its elements."""
+        """HLO's While on the tuple of ``ops``, with functions of its elements."""
         return cls.tuple(ops).while_loop(condition_fn, body_fn)
 
     @classmethod
     def wrap_function(cls, fn: Callable[..., Any]) -> Callable[..., Op]:
-        """``fn`` of elements as a function of their tuple; a tuple it returns becomes an operation."""
+        """A function of a tuple that calls ``fn`` with its elements; a returned tuple becomes one operation."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Op:
             if len(args) == 1 and args[0].shape().is_tuple():
@@ -273,7 +273,7 @@ class Op:
     def make_computation(
         cls, name: str, computation: Any, args_or_shapes: Sequence[Any], **kwargs: Any
     ) -> XlaComputation:
-        """``computation`` itself, or the one of a Python function of operations of these shapes."""
+        """``computation`` itself, or the one that it builds for these shapes if it is a Python function."""
         if isinstance(computation, XlaComputation):
             return computation
         shapes = [a if isinstance(a, Shape) else a.shape() for a in args_or_shapes]
@@ -281,19 +281,19 @@ class Op:
 
     @classmethod
     def tuple(cls, ops: Sequence[Op], builder: XlaBuilder | None = None) -> Op:
-        """A tuple of values; without any, ``builder`` says whose it is."""
+        """HLO's Tuple; ``builder`` is needed only without ``ops``."""
         return mkop("Tuple", [o.op for o in ops], builder=builder)
 
     @classmethod
     def concat_in_dim(
         cls, ops: Sequence[Op], dimension: int, builder: XlaBuilder | None = None
     ) -> Op:
-        """Values one after the other along a dimension."""
+        """HLO's Concatenate along ``dimension``."""
         return mkop("ConcatInDim", [o.op for o in ops], builder=builder, dimension=dimension)
 
     @classmethod
     def call(cls, computation: Any, ops: Sequence[Op], builder: XlaBuilder | None = None) -> Op:
-        """The value of a computation (or of a function of operations) for these operands."""
+        """HLO's Call of a computation, or of a Python function that builds one."""
         callee = cls.make_computation("Call", computation, ops)
         return mkop("Call", [o.op for o in ops], builder=builder, computation=callee)
 
@@ -306,7 +306,7 @@ class Op:
         static_operands: Sequence[Op] = (),
         builder: XlaBuilder | None = None,
     ) -> Op:
-        """A computation of scalars, for each place of the operands."""
+        """HLO's Map: a computation of scalars, applied to the elements of the operands."""
         scalars = [o.shape().as_scalar() for o in (*ops, *static_operands)]
         return mkop(
             "Map",
@@ -325,7 +325,7 @@ class Op:
         dimension: int | None = None,
         is_stable: bool | None = None,
     ) -> Op:
-        """The operands sorted by the comparator of two scalars of each; by default the last dimension."""
+        """HLO's Sort along ``dimension`` (default: the last), by a comparator of two scalars of each operand."""
         scalars = [o.shape().as_scalar() for o in ops for _ in range(2)]
         return mkop(
             "Sort",
@@ -337,33 +337,33 @@ class Op:
 
     @classmethod
     def constant(cls, builder: XlaBuilder, value: torch.Tensor) -> Op:
-        """The values of a CPU tensor."""
+        """HLO's Constant with the values of a CPU tensor."""
         return mkleaf("Constant", builder, value=value)
 
     @classmethod
     def scalar(cls, builder: XlaBuilder, value: object, dtype: str | None = None) -> Op:
-        """A number, by default an f32."""
+        """A scalar constant of the element type ``dtype`` (default: f32)."""
         return mkleaf(
             "Constant", builder, value=torch.tensor(value, dtype=cls.to_torch_type(dtype))
         )
 
     @classmethod
     def zero(cls, builder: XlaBuilder, dtype: str | None = None) -> Op:
-        """The number 0."""
+        """The scalar 0."""
         return cls.scalar(builder, 0, dtype)
 
     @classmethod
     def one(cls, builder: XlaBuilder, dtype: str | None = None) -> Op:
-        """The number 1."""
+        """The scalar 1."""
         return cls.scalar(builder, 1, dtype)
 
     @classmethod
     def iota(cls, builder: XlaBuilder, shape: Shape, iota_dimension: int) -> Op:
-        """Places along a dimension: 0, 1, 2, ..."""
+        """HLO's Iota: the indices 0, 1, 2, ... along ``iota_dimension``."""
         return mkleaf("Iota", builder, shape=shape.shape, iota_dimension=iota_dimension)
 
     def scalar_like(self, value: object) -> Op:
-        """A value of this shape and dtype, one number everywhere."""
+        """A constant of this shape and dtype, filled with ``value``."""
         shape = self.shape()
         return Op.scalar(self.builder(), value, shape.dtype).broadcast(shape.sizes)
 
@@ -387,39 +387,39 @@ class Op:
 
 
 def create_builder(name: str) -> XlaBuilder:
-    """A builder, which operations of one computation have in common."""
+    """A builder for the operations of one computation."""
     return XlaBuilder(name)
 
 
 def mkshape(
     dtype: str, sizes: Sequence[int], dynamic_dimensions: Sequence[bool] | None = None
 ) -> Shape:
-    """The shape of an array of ``dtype`` (``"f32"``)."""
+    """The shape of an array with the element type ``dtype`` (``"f32"``)."""
     return Shape.create(dtype, sizes, dynamic_dimensions)
 
 
 def mkop(name: str, ops: Sequence[XlaOp], **kwargs: Any) -> Op:
-    """The operation ``name`` (``"Add"``) of operands, with HLO's attributes.
+    """The operation ``name`` (``"Add"``) on ``ops``, with HLO's attributes as keyword arguments.
 
-    Raises RuntimeError for an unknown name, and for operands that do not fit it.
+    Raises RuntimeError for an unknown name, and for operands that do not fit or belong to another builder.
     """
     builder = kwargs.get("builder") or ops[0].builder
     return Op(hlo_operations.create(builder, name, ops, kwargs))
 
 
 def mkleaf(name: str, builder: XlaBuilder, **kwargs: object) -> Op:
-    """An operation without operands: ``"Constant"``, ``"Iota"``."""
+    """An operation without operands, such as ``"Constant"`` or ``"Iota"``."""
     return Op(hlo_operations.create(builder, name, (), kwargs))
 
 
 def mkparam(builder: XlaBuilder, param_no: int, shape: Shape) -> Op:
-    """The parameter ``param_no`` of the computation. Raises RuntimeError for dynamic dimensions."""
+    """The parameter number ``param_no`` of the computation. Raises RuntimeError for dynamic dimensions."""
     struct = struct_of(shape.shape)
     return Op(XlaOp(builder, "parameter", (), lambda: None, int(param_no), struct))
 
 
 def tensor_shape(tensor: Any, device: str = "") -> Any:
-    """The shape of a tensor, or a list of those of several."""
+    """The shape of a tensor, or a list of the shapes of several."""
     if isinstance(tensor, (list, tuple)):
         return [tensor_shape(t, device) for t in tensor]
     return Shape.create(Op.from_torch_type(tensor.dtype), tuple(tensor.shape))
@@ -457,9 +457,9 @@ def xla_computation_as_func(
 
 
 def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the current ``xla`` device without a value, to write computations down with.
+    """A tensor on the current ``xla`` device without a value, for recording computations.
 
-    What reads a value that depends on it raises RuntimeError.
+    Reading a value that depends on it raises RuntimeError.
     """
     meta = tensor_meta(tuple(shape), dtype)
     trace = runtime.trace_of(None)

@@ -1,1 +1,1 @@
-"""Steps that are recorded once and replayed without running their Python."""
+"""Captured steps, which are recorded once and replayed without running their Python code."""

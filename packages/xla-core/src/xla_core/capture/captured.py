@@ -1,4 +1,4 @@
-"""``Captured``: a function that is recorded, and then replayed without running its Python."""
+"""``Captured``: a function that is recorded, and then replayed without running its Python code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from xla_core.support import counters, flags
 from xla_core.torch_bridge.operands import Operand, Tree
 
 RECORDED: Final = "CapturedStepRecorded"
-"""Counts calls of captured functions that ran their Python to be recorded."""
+"""Counts the calls of captured functions that ran their Python code to record it."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Progress:
-    """Calls so far with arguments of one kind, and what the last one recorded."""
+    """The calls so far with arguments of one kind, before there is a replay, and what the last one recorded."""
 
     calls: int = 0
     observed: Observation | None = None
@@ -71,7 +71,7 @@ class Captured:
         self._replays = 0
 
     def __get__(self, instance: Any, owner: Any = None) -> Captured:
-        """As a method: the capture of this instance's method, with recordings of its own."""
+        """For a method: the capture of the instance's method, with recordings of its own."""
         if instance is None:
             return self
         known = self._bound.get(instance)
@@ -83,27 +83,27 @@ class Captured:
 
     @property
     def recordings(self) -> int:
-        """For how many kinds of arguments the function is replayed by now."""
+        """The number of kinds of arguments for which the function is replayed."""
         return sum(isinstance(one, Replay) for one in self._known.values())
 
     def reset(self) -> None:
-        """Forget what was recorded; the next calls record again."""
+        """Forget all recordings; the next calls record again."""
         self._known.clear()
         self._executed.clear()
         for one in self._bound.values():
             one.reset()
 
     def __call__(self, *args: Operand, **kwargs: object) -> Tree:
-        """The function's results: replayed, or in the first calls recorded like any step.
+        """Replay the function, or in the first calls record it like an ordinary step, and return its results.
 
-        CPU tensors among the arguments are uploaded. Raises CaptureError when the function cannot be
-        captured, or something that it depends on is not what it was when it was recorded.
+        CPU tensors among the arguments are uploaded. Raises CaptureError if the function cannot be captured, or if
+        something that it depends on has changed since it was recorded.
         """
-        leaves, spec = (args, None) if not kwargs else pytree.tree_flatten((args, kwargs))
-        key: Any = tuple(map(_kind, leaves))
-        if spec is None and _NESTED in key:
+        leaves, spec = (args, None)
+        key: Any = () if kwargs else tuple(map(_kind, leaves))
+        if kwargs or _NESTED in key:
             leaves, spec = pytree.tree_flatten((args, kwargs))
-            key = tuple(map(_kind, leaves))
+            key = tuple(map(_kind_of_leaf, leaves))
         trace = _trace_of(leaves)
         key = (key, spec, _mode(), _layouts(leaves, trace))
         known = self._known.get(key)
@@ -174,9 +174,9 @@ def observe(
     reachable: Reachable,
     code: ExecutedCode,
 ) -> tuple[Observation, object]:
-    """Call ``function``, run its step, and say what it recorded; with its result.
+    """Call ``function`` and run its step; returns what it recorded, and its result.
 
-    Raises CaptureError for what no replay could do; but for reads the step was carried out then.
+    Raises CaptureError if a replay could not do what the step did. The step has run then, unless it read a value.
     """
     parameters = reachable.parameters()
     before = Snapshot(reachable)
@@ -211,7 +211,7 @@ _NESTED: Final = object()
 
 
 def _kind(leaf: Operand) -> Operand:
-    """What of an argument decides which recording is replayed."""
+    """The part of the key of a recording that an argument contributes."""
     if type(leaf) is XLATensor:
         return _kind_of_tensor(leaf)
     if isinstance(leaf, XLATensor):
@@ -223,6 +223,12 @@ def _kind(leaf: Operand) -> Operand:
     if isinstance(leaf, (tuple, list, dict)):
         return _NESTED
     return _Identity(leaf)
+
+
+def _kind_of_leaf(leaf: Operand) -> Operand:
+    """``_kind`` of a leaf of a tree: a container that PyTorch does not flatten is compared by identity."""
+    kind = _kind(leaf)
+    return _Identity(leaf) if kind is _NESTED else kind
 
 
 def _kind_of_tensor(tensor: XLATensor) -> tuple[object, ...]:
@@ -248,7 +254,7 @@ class _Identity:
 
 
 def _mode() -> object:
-    """What around a call decides what operators record."""
+    """The modes of torch that affect what operators record."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -258,7 +264,7 @@ def _mode() -> object:
 
 
 def _layouts(leaves: Sequence[Operand], trace: Trace) -> object:
-    """How the arguments lie over devices; nothing on one."""
+    """How the arguments are laid out over several devices; the index of the device if there is one."""
     if type(trace.backend) is DeviceBackend:
         return trace.device.index
     if trace.forbidden is not None:
@@ -288,18 +294,17 @@ def capture(
     check_every: int = 0,
     max_recordings: int = 16,
 ) -> Any:
-    """Record a step once and replay it without running its Python: ``step = capture(step)``, or a decorator.
+    """Record a step once, and replay it without running its Python code: ``step = capture(step)``, or a decorator.
 
-    ``function`` is one whole step: all that it computes is one program. Its first ``warmup`` calls (default
-    1, in which optimizers make their state) are ordinary steps, the next two are recorded and compared, and
-    then it is replayed. Arguments of other shapes, dtypes or numbers get a recording of their own, up to
-    ``max_recordings`` kinds (default 16). Results are new tensors without an autograd graph. Parameters,
-    optimizer state, buffers and random state advance as in ordinary steps; learning rates are read from the
-    optimizers' groups in every call.
+    ``function`` is one whole step, which becomes one program. Its first ``warmup`` calls (default: 1, in which
+    optimizers create their state) are ordinary steps. The next two are recorded and compared, and all further calls
+    are replays. Arguments of other shapes, dtypes or numbers get recordings of their own, up to ``max_recordings``
+    (default: 16). Results are new tensors without an autograd graph. Parameters, optimizer state, buffers and
+    random state advance as in ordinary steps; learning rates are read from the optimizers' groups in each call.
 
-    ``check_every=n`` (default 0: never) runs every n-th call's Python, too, and raises where it differs.
-    Raises CaptureError for a step that no replay can carry out, with the line where that is known, and at a
-    call for which something is not as it was recorded; ValueError for options that are no such numbers.
+    With ``check_every=n`` (default: 0, never) each n-th call also runs its Python code, and raises if it differs.
+    Raises CaptureError for a step that cannot be replayed, with the line if it is known, and for a call in which
+    something has changed since the recording; ValueError for options that are not such numbers.
     """
     if function is None:
         return functools.partial(

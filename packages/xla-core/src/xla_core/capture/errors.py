@@ -1,4 +1,4 @@
-"""The error of a step that cannot be captured, or not be replayed any more, and its reasons."""
+"""The error for steps that cannot be captured, or can no longer be replayed, with its messages."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ MSG_NO_PROGRAM: Final = "{name}: the step computes nothing on {device}; there is
 
 
 class CaptureError(RuntimeError):
-    """A step cannot be captured, or what was recorded is not what a call would do now.
+    """A step cannot be captured, or a call would no longer do what was recorded.
 
-    ``line`` is file and line of the user's program that the reason lies at, None where there is none.
+    ``line`` is the file and the line of the user's program that is the reason, or None if it is not known.
     """
 
     def __init__(self, reason: str, line: tuple[str, int] | None = None) -> None:
@@ -146,5 +146,5 @@ class CaptureError(RuntimeError):
 
 
 def refuse(message: str, line: tuple[str, int] | None = None, /, **details: object) -> CaptureError:
-    """The error with this message, to be raised."""
+    """Make the error with this message; the caller raises it."""
     return CaptureError(message.format(**details), line)

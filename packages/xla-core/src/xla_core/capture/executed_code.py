@@ -1,4 +1,4 @@
-"""Which Python code a step runs: what other code names cannot have changed its recording."""
+"""Notes which Python code a step runs, as only the names in that code can affect its recording."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from xla_core.torch_bridge.operands import Operand
 
 
 class ExecutedCode:
-    """The code that the calls of one step have run so far.
+    """The code objects that the calls of one step have run so far.
 
-    ``ran`` is all of the calling thread's, and what other threads called after their first operation on the device,
-    as autograd's threads do in a backward. ``elsewhere`` is the code that was on their stacks at that operation:
-    what it had called before is not known.
+    ``ran`` are those that the calling thread ran, and those that other threads (such as autograd's) called after
+    their first operation on the device. ``elsewhere`` are those on the other threads' stacks at that operation;
+    what these had called before is not known.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class ExecutedCode:
 
     @contextmanager
     def noting(self, trace: Trace) -> Iterator[None]:
-        """A block whose code is noted by profile functions of its threads (``sys.setprofile``).
+        """A block in which profile functions (``sys.setprofile``) note the code that its threads run.
 
-        Threads are met when they take their turn at ``trace``. Beside the user's own profiler, which is left
-        alone, nothing is noted, and nothing excluded.
+        A thread gets one when it takes its turn at ``trace``. If the user runs a profiler, it stays, nothing is
+        noted, and all code counts as executed.
         """
         outer = sys.getprofile()
         if outer is not None and not isinstance(outer, _Profile):
@@ -57,7 +57,7 @@ class ExecutedCode:
                 self.ran.clear()
 
     def note_thread(self) -> None:
-        """Note what the thread that calls this runs, if it is none of those that are profiled."""
+        """Begin to note the code of the calling thread, unless that has been done."""
         if not self.is_noting or get_ident() in self._profiled:
             return
         self._profiled.add(get_ident())
@@ -85,7 +85,7 @@ class _Profile:
         if self._code.is_noting:
             self._code.ran.add(frame.f_code)
         elif sys.getprofile() is self:
-            # the block has ended: only its own thread could end this one
+            # the block has ended, and only its own thread can remove this function
             sys.setprofile(self._outer)
         if self._outer is not None:
             self._outer(frame, event, arg)

@@ -1,7 +1,7 @@
 """``make_graphed_callables``: functions and modules whose forward and backward pass are each a captured step.
 
-The forward pass returns its results and what autograd saved for the backward pass; the backward pass takes
-that as arguments. So both are ordinary captured functions, and any number of forward passes may be under way.
+The forward pass also returns the tensors that autograd saved, and the backward pass takes them as arguments. So
+both are ordinary captured functions, and several forward passes may run before their backward passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xla_core.torch_bridge.operands import Gradients, Operand, Tree
 
 
 class _Saved:
-    """A tensor that autograd saved: which of the tensors handed over it shows, and through what view."""
+    """A tensor that autograd saved: the number of the returned tensor that it shows, and the view of that."""
 
     __slots__ = ("number", "view")
 
@@ -48,7 +48,7 @@ class _Graphed:
         self.backward = Captured(self._backward, warmup)
 
     def _forward(self, *inputs: Operand) -> Operand:
-        """Results and saved tensors, as flat lists; leaves the graph behind for ``_backward``."""
+        """The results and the saved tensors as flat lists; the autograd graph is kept for ``_backward``."""
         leaves = [_leaf(t) for t in inputs]
         self._own = {id(t._s) for t in self._parameters}
         saved: dict[int, int] = {}
@@ -123,14 +123,14 @@ def make_graphed_callables(
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
 ) -> object:
-    """Functions or modules (one, or a tuple of them) whose forward and backward pass are replayed.
+    """Make functions or modules whose forward and backward pass are replayed.
 
-    ``sample_args`` are a tuple of tensors for each, like those of later calls in shape, dtype and
-    ``requires_grad``. A module's ``forward`` is replaced, for as long as it is in the mode (training or evaluation)
-    in which it is now; for functions, new functions are returned. Each is called ``num_warmup_iters`` times (at
-    least 3) with its sample, forward and backward; no gradient is left, but buffers advance.
-    ``allow_unused_input``: inputs that the results do not depend on have no gradient; RuntimeError for them
-    otherwise.
+    ``callables`` is one function or module, or a tuple of them. ``sample_args`` is a tuple of tensors for each,
+    like those of later calls in shape, dtype and ``requires_grad``. A module's ``forward`` is replaced in its
+    present mode (training or evaluation); in the other mode it is called as before. For a function, a new function
+    is returned. Each is called ``num_warmup_iters`` times (at least 3) with its sample, forward and backward; that
+    leaves no gradients, but buffers advance. With ``allow_unused_input`` (default: False) inputs that the results
+    do not depend on have no gradient; otherwise they raise RuntimeError.
     """
     several = isinstance(callables, tuple)
     functions = callables if several else (callables,)

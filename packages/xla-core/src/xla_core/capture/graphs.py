@@ -1,4 +1,4 @@
-"""``Graph`` and ``graph``: a block that is recorded once and replayed on the same tensors, as with CUDA graphs."""
+"""``Graph`` and ``graph``: record a block once and replay it on the same tensors, as with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _NAME = "the block"
 
 
 class Graph:
-    """What a block ``with graph(g):`` recorded.
+    """The recording of a block ``with graph(g):``.
 
-    ``replay()`` runs it again: it reads the tensors that the block read, with the values that they have now, and
-    gives the tensors that the block wrote or made new values.
+    ``replay()`` runs it again: it reads the present values of the tensors that the block read, and gives new values
+    to the tensors that the block wrote or created.
     """
 
     def __init__(self) -> None:
         self._replay: Replay | None = None
 
     def replay(self) -> None:
-        """Run the recorded step again, enqueued. Raises CaptureError where something is not as it was recorded."""
+        """Enqueue the recorded step again. Raises CaptureError if something has changed since the recording."""
         if self._replay is None:
             raise CaptureError(errors.MSG_NOT_RECORDED)
         self._replay.run(())
 
     def reset(self) -> None:
-        """Forget what was recorded."""
+        """Forget the recording."""
         self._replay = None
 
 
 @contextmanager
 def graph(recorded: Graph, device: torch.device | str | None = None) -> Iterator[None]:
-    """A block that runs as one step on ``device`` (default: the current one) and is kept in ``recorded``.
+    """A block that runs as one step on ``device`` (default: the current one) and is recorded in ``recorded``.
 
-    Python numbers in it are constants, except learning rates, which are read from the optimizers' groups in
-    each replay. An optimizer needs its state before: let it take a step outside first. Raises CaptureError for
-    what no replay could do.
+    Python numbers in it are constants, except learning rates, which are read from the optimizers' groups in each
+    replay. An optimizer must have its state already, so let it take a step outside first. Raises CaptureError if
+    the block does something that a replay could not do.
     """
     trace = runtime.trace_of(device)
     observer = Observer(trace, _NAME, ())

@@ -1,8 +1,7 @@
-"""What has to be as it was when a step was recorded, for its replay to be what its function would do.
+"""Checks that nothing has changed since a step was recorded on which its replay depends.
 
-``Guards.check`` runs before every replay. What it looks at each time is compared by identity, in C, a few tens of
-nanoseconds each; what has a counter that tells of any change (hooks, replaced storages) is looked at when that
-counter has risen.
+``Guards.check`` runs before every replay. It compares objects by identity, in C, which takes a few tens of
+nanoseconds each. Hooks and replaced storages are only compared if the counter of their changes has risen.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from xla_core.torch_bridge.operands import Operand
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
 _VERSION: Final = operator.attrgetter("_version")
-# Larger arrays of the host are constants: comparing them would cost too much.
+# Larger arrays and tensors on the host are not compared, as that would take too long.
 _MOST_BYTES: Final = 1 << 16
 _CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device)
 _IS_NOT: Final = operator.is_not
-# Names of what reads the gradients of whatever parameters there are.
+# Names in code that reads the gradients of parameters.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
 
 
 class Snapshot:
-    """What reachable places hold at one moment: numbers, tensors, and the lengths of containers."""
+    """The contents of reachable slots at one moment: numbers, tensors, and the lengths of containers."""
 
     def __init__(self, reachable: Reachable) -> None:
         self.slots = reachable.slots
@@ -44,7 +43,7 @@ class Snapshot:
         self._host = HostValues.of(reachable)
 
     def check_unchanged(self, name: str) -> None:
-        """Refuse what the call has changed since: a replay would not."""
+        """Raise CaptureError for a slot that the call has changed, as a replay would not change it."""
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_WRITTEN, name=name, what=written)
         for slot, old in zip(self.slots, self.values, strict=True):
@@ -87,7 +86,7 @@ def _same(old: Operand, new: Operand) -> bool:
 
 
 def _is_constant(value: Operand) -> bool:
-    """Whether nothing in a value can change, and another one with its text is as good."""
+    """Whether a value cannot change, so that any value with the same ``repr`` is equal to it."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return isinstance(value, _CONSTANTS)
@@ -98,12 +97,12 @@ def _told(value: Operand) -> str:
 
 
 class HostValues:
-    """Tensors and arrays of the host that a step may read: their values are constants of its recording."""
+    """Tensors and arrays on the host that a step may read; their values are constants of its recording."""
 
     def __init__(self, values: Iterable[tuple[str, Operand]]) -> None:
         known = {id(value): (path, value) for path, value in values}
         tensors = [one for one in known.values() if isinstance(one[1], torch.Tensor)]
-        # a tensor of inference mode has no version, and cannot be written outside
+        # a tensor of inference mode has no version, and cannot be written outside of that mode
         tensors = [
             (path, t) for path, t in tensors if t.device.type == "cpu" and not t.is_inference()
         ]
@@ -119,12 +118,12 @@ class HostValues:
 
     @classmethod
     def of(cls, reachable: Reachable) -> HostValues:
-        """Those that are reached."""
+        """The tensors and arrays on the host that are reachable."""
         values = ((slot.path, slot.value()) for slot in reachable.slots)
         return cls(itertools.chain(values, reachable.tensors_of_modules()))
 
     def changed(self) -> str | None:
-        """The path of one that was written to since, and has another value."""
+        """The path of one whose value has changed since, or None."""
         if list(map(_VERSION, self._tensors)) != self._versions:
             for path, t, value in zip(self._paths, self._tensors, self._values, strict=True):
                 if value is None or not torch.equal(t, value):
@@ -137,12 +136,12 @@ class HostValues:
 
 
 def _copied(t: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor of the host, to compare with; None for a large one."""
+    """A copy of a tensor on the host to compare with later; None for a large one."""
     return t.detach().clone() if t.numel() * t.element_size() <= _MOST_BYTES else None
 
 
 class Guards:
-    """What the replays of one recording check."""
+    """The checks before the replays of one recording."""
 
     def __init__(self, name: str, reachable: Reachable) -> None:
         self._name = name
@@ -194,15 +193,15 @@ class Guards:
         self._states = [o.state for o in self._optimizers]
 
     def versioned(self) -> list[XLATensor]:
-        """The tensors that autograd may have saved: all that are reached but optimizers' state."""
+        """The tensors that autograd may have saved: all reachable ones except optimizers' state."""
         return self._seen_by_autograd
 
     def storages(self) -> list[Any]:
-        """The storages of ``tensors``."""
+        """The storages of all reachable tensors."""
         return self._storages
 
     def parameters(self) -> list[Operand]:
-        """The parameters that are reached."""
+        """The reachable parameters."""
         return self._parameters
 
     def _hooks_now(self) -> list[tuple[object, ...]]:
@@ -210,7 +209,7 @@ class Guards:
         return module_tables.hook_tables(self._modules, optimizers, self._parameters)
 
     def check(self) -> None:
-        """Raise CaptureError for what is not as it was."""
+        """Raise CaptureError if something has changed since the recording."""
         try:
             values = map(operator.getitem, self._mappings, self._keys)
             changed = any(map(_IS_NOT, values, self._values))

@@ -1,4 +1,4 @@
-"""Two calls in a row that recorded the same: what is the same about them, and what differs from call to call."""
+"""Compares two calls in a row that recorded the same step: what they share, and what differs between calls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from xla_core.torch_bridge.operands import Operand
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """One leaf of what the function returns.
+    """One leaf of the function's result.
 
-    A tensor that shows, through ``view``, new storage number ``fresh``, or argument number ``argument``, or a
-    ``storage`` that was there before; or ``same``, which is returned as it is.
+    It is a tensor that shows through ``view`` the new storage number ``fresh``, the argument number ``argument``,
+    or a
+    ``storage`` that existed before; otherwise it is ``same``, which is returned unchanged.
     """
 
     fresh: int | None = None
@@ -37,7 +38,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """A storage that each call makes: its value, shape and dtype, and an extension's annotation."""
+    """A storage that each call creates: its value, shape and dtype, and an extension's annotation."""
 
     value: Value
     meta: TensorMeta
@@ -46,9 +47,10 @@ class Fresh:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewGradient:
-    """A parameter whose gradient is a new tensor after the step, ``grad``, and that tensor's value.
+    """A parameter whose gradient is a new tensor after the step, ``grad``, with the value ``value``.
 
-    ``none`` says that there was none before; ``slot`` is that of the former gradient, if the step reads it.
+    ``none``: the parameter had no gradient before. ``slot`` is the input slot of the former gradient, if the step
+    reads it.
     """
 
     parameter: Operand
@@ -60,10 +62,11 @@ class NewGradient:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wiring:
-    """Where the program's inputs come from and its results go.
+    """The sources of the program's inputs, and the targets of its results.
 
-    ``inputs`` has a storage that was there before, an argument's number, or the buffer of a constant (in a
-    tuple) for each. ``written`` are storages and arguments' numbers with their new values.
+    ``inputs`` has for each input a storage that existed before, the number of an argument, or the buffer of a
+    constant (in a tuple). ``written`` are storages and numbers of arguments with their new values, ``gradients``
+    new gradients, ``fresh`` new storages. ``results`` and ``spec`` make up the function's result.
     """
 
     inputs: list[Storage | int | tuple[Operand]]
@@ -75,7 +78,7 @@ class Wiring:
 
 
 def wiring(name: str, trace: Trace, former: Observation, latter: Observation) -> Wiring:
-    """The wiring that two observations share. Raises CaptureError, which says what differs."""
+    """The wiring that two observations share. Raises CaptureError, which names a difference, if there is none."""
     if former.last is not latter.last:
         raise _other_program(name, former.last, latter.last)
     if former.program is not latter.program:
@@ -120,7 +123,7 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
 
 
 def static_wiring(observed: Observation) -> Wiring:
-    """The wiring of one block: whatever it read and wrote are the tensors that it read and wrote."""
+    """The wiring of one block, whose replays read and write the same tensors as the block."""
     inputs: list[Operand] = [
         (one.buffer,) if one.uploaded else one.storage for one in observed.inputs
     ]
@@ -130,7 +133,7 @@ def static_wiring(observed: Observation) -> Wiring:
 def _former_gradient(
     former: Observation, latter: Observation, a: Input, b: Input
 ) -> Gradient | None:
-    """The gradient that takes the place of the one that this input was, in both calls."""
+    """The new gradient of the parameter whose former gradient this input was, in both calls; None otherwise."""
     if a.storage is b.storage:
         return None
     for one in latter.gradients:
@@ -210,11 +213,11 @@ def _told(value: Operand) -> str:
     return repr(value)
 
 
-# -- what differs ---------------------------------------------------------------------------------
+# -- differences ----------------------------------------------------------------------------------
 
 
 def _other_program(name: str, former: Entry, latter: Entry) -> CaptureError:
-    """The error for two steps whose operations differ: names the first that does, and its line."""
+    """The error for two steps whose operations differ, with the first different operation and its line."""
     old, new = former.path(), latter.path()
     at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a is not b), None)
     if at is None:
@@ -249,7 +252,7 @@ def lifting(last: Entry, position: int, is_float: bool) -> Entry | None:
 def check_numbers(
     name: str, former: Observation, latter: Observation, free: set[int], seeds: set[int]
 ) -> None:
-    """Refuse numbers that differ, but for floats at the positions ``free`` and integers at ``seeds``."""
+    """Raise CaptureError for numbers that differ, except floats at positions ``free`` and integers at ``seeds``."""
     for is_float, olds, news, exempt in (
         (True, former.floats, latter.floats, free),
         (False, former.ints, latter.ints, seeds),

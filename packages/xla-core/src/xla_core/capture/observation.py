@@ -1,8 +1,7 @@
-"""One call of a captured function, carried out as an ordinary step and looked at.
+"""Observes one call of a captured function, which runs as an ordinary step.
 
-``observe`` runs what was pending, calls the function, and notes of the step that it recorded where each input
-of its program comes from, and which tensors its results are for. ``matching`` says whether two calls in a row
-recorded the same.
+An ``Observer`` runs the pending operations, records the step in a block, and notes where each input of its program
+comes from, and which tensors get its results. ``matching`` compares two observations.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from xla_core.capture.optimizer_steps import OptimizerSteps, Window
 from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.execution import deferred_steps, eager_mode, run_step, runtime, step_closures
 from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import Refusal, ValueNeededError
@@ -38,14 +38,14 @@ Line = tuple[str, int] | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """An input of the program, and the tensor it came from.
+    """An input of the program, and its storage.
 
-    ``argument`` is its number among the arguments, if it is one. ``uploaded``: it came from the host inside
-    the step, at ``line``; then ``buffer`` is its value.
+    ``argument`` is its number if it is an argument. ``uploaded``: it came from the host inside the step, at
+    ``line``, and ``buffer`` is its value.
     """
 
     storage: Storage
-    buffer: Any
+    buffer: Buffer | None
     argument: int | None
     uploaded: bool
     line: Line
@@ -53,7 +53,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """What a tensor holds after the step: the value with a number, or that of the input in a slot."""
+    """A tensor's value after the step: the value with the number ``vid``, or that of the input in ``slot``."""
 
     vid: int | None = None
     slot: int | None = None
@@ -61,7 +61,7 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gradient:
-    """A parameter whose ``grad`` is another tensor after the call than before (``was``)."""
+    """A parameter whose gradient is another tensor after the call, ``grad``, than before, ``was``."""
 
     parameter: Operand
     grad: Operand
@@ -70,11 +70,12 @@ class Gradient:
 
 @dataclasses.dataclass(slots=True)
 class Observation:
-    """What one call recorded.
+    """The record of one call.
 
-    ``last`` is the entry that the step ends with, ``program`` what computed it, ``inputs`` its inputs.
-    ``values`` has all tensors that the step gave a value and that were alive at its end. ``arguments`` are
-    the arguments' storages, ``leaves`` and ``spec`` the results.
+    ``last`` is the step's last entry, ``program`` the program that computed it, ``inputs`` its inputs. ``values``
+    has the storages that the step gave a value and that were alive at its end. ``arguments`` are the arguments'
+    storages, ``leaves`` and ``spec`` the result. ``floats`` and ``ints`` are the lifted numbers, ``drawn`` the
+    random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers.
     """
 
     last: Entry
@@ -94,7 +95,7 @@ class Observation:
 
 @contextmanager
 def refusing_reads(trace: Trace) -> Iterator[None]:
-    """A block in which no value can be read on the trace's device, and nothing runs."""
+    """A block in which values of the trace's device cannot be read, and nothing runs there."""
     former = trace.rules()
     reason = Refusal(errors.MSG_READ)
     trace.forbid(reason)
@@ -107,12 +108,12 @@ def refusing_reads(trace: Trace) -> Iterator[None]:
         raise CaptureError(errors.MSG_READ, _line_of(error)) from error
     finally:
         indivisible.do(trace.obeying(former))
-    if reason.given:  # and caught
+    if reason.given:  # the user's code has caught the error
         raise CaptureError(errors.MSG_READ)
 
 
 def _line_of(error: BaseException) -> Line:
-    """The innermost line of the user's program that an error passed."""
+    """The innermost line of the user's program in an error's traceback."""
     line = None
     step = error.__traceback__
     while step is not None:
@@ -123,7 +124,7 @@ def _line_of(error: BaseException) -> Line:
 
 
 class Observer:
-    """One step that is looked at: record it in a block ``recording``, drop its results, and ``end``."""
+    """Observes one step: record it in a block ``recording()``, then call ``end``."""
 
     def __init__(self, trace: Trace, name: str, arguments: Sequence[XLATensor]) -> None:
         self.trace = trace
@@ -136,7 +137,7 @@ class Observer:
 
     @contextmanager
     def recording(self, schedulers: Sequence[object] = ()) -> Iterator[None]:
-        """The block that records the step; nothing runs in it, and no value can be read."""
+        """The block that records the step; in it nothing runs, and no value can be read."""
         trace = self.trace
         if buffer_donation.aliasing():
             raise refuse(errors.MSG_DONATION, name=self.name)
@@ -168,8 +169,8 @@ class Observer:
     def end(
         self, result: Operand, parameters: Sequence[Operand], former: Sequence[object]
     ) -> Observation:
-        """Run the step, and say what it was. ``former`` are the parameters' gradients before the call."""
-        gc.collect()  # what reference cycles keep would be results
+        """Run the step, and return its record. ``former`` are the parameters' gradients before the call."""
+        gc.collect()  # tensors that only reference cycles keep alive would count as results
         trace = self.trace
         leaves, spec = pytree.tree_flatten(result)
         with trace.lock:
@@ -219,7 +220,7 @@ class Observer:
         return inputs
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:
-        """Refuse values of the host that are no input: they went into a tensor directly."""
+        """Raise CaptureError for values from the host that are not inputs, as they were written to a tensor."""
         known = {id(one.buffer) for one in inputs if one.uploaded}
         for buffer, line in self._made.values():
             if buffer is not None and id(buffer) not in known:

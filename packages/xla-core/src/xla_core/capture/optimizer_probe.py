@@ -1,9 +1,9 @@
-"""How the numbers in an optimizer's step are computed: its step, taken by a stand-in on other numbers.
+"""Finds out how the numbers in an optimizer's step are computed, by a step of a stand-in on other numbers.
 
-The stand-in has the optimizer's class, and parameters, gradients and state of the same shapes in a trace that
-is never run. Its learning rates, betas and so on differ from the optimizer's and are ``Traced``. What it
-lifts is either computed from them, and then the formula on the true numbers must give what the optimizer itself
-lifted; or it is the same as the optimizer's, and a constant.
+The stand-in has the optimizer's class, and parameters, gradients and state of the same shapes in a trace that never
+runs. Its learning rates, betas and so on differ from the optimizer's and are ``Traced``. A number that it lifts is
+either computed from these; then the same formula on the true numbers must give the number that the optimizer
+lifted. Or it equals the optimizer's number, and is a constant.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ WHY_FAILED: Final = "a stand-in of it fails: {error}"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """``expressions`` of a window's floats, by their position in it.
+    """The ``expressions`` of a window's floats, by their position in it.
 
-    ``constant`` are sources that stand in the program itself, ``nonzero`` those that must not become 0.
+    ``constant`` are sources that are constants of the program, ``nonzero`` sources that must not become 0.
     """
 
     expressions: dict[int, Expression]
@@ -51,7 +51,7 @@ class Explanation:
 
 
 class StepCount(torch.Tensor):
-    """A CPU tensor whose ``item()`` is ``Traced``: the number of steps, and how many more than at first."""
+    """A CPU tensor with a number of steps, whose ``item()`` is ``Traced``."""
 
     __torch_function__ = disabled_torch_function
     table: Table
@@ -88,9 +88,10 @@ def explain(
     floats: Sequence[float],
     entries: Sequence[Entry],
 ) -> Explanation | str:
-    """Where the lifted ``floats`` of the step that ``optimizer`` took last come from, or why that is not known.
+    """How the lifted ``floats`` of the last step of ``optimizer`` are computed, or why that is not known.
 
-    ``arguments`` are those of ``step``, positional and named; ``entries`` is what it recorded.
+    ``arguments`` are the positional and keyword arguments of ``step``; ``entries`` are the entries that it
+    recorded.
     """
     scratch = _scratch_of(trace)
     table = Table()
@@ -126,13 +127,13 @@ def explain(
 
 
 def reader(optimizer: torch.optim.Optimizer, source: Source) -> Callable[[], Any]:
-    """A function that reads a source of an optimizer's numbers, as they are now."""
+    """A function that reads the present value of a source of an optimizer's numbers."""
     if source[0] == "group":
         group, key = optimizer.param_groups[source[1]], source[2]
         if len(source) == 4:
             return lambda: _number(group[key][source[3]], key)
         return lambda: _number(group[key], key)
-    # a count is read where it stands behind the step: as far behind its first value as it was then
+    # a count is read after the step, so it is ahead by as many steps as it was in the stand-in
     _, (number, key), ahead = source
     parameter = list(optimizer.state)[number]
     state, behind = optimizer.state[parameter], ahead - 1.0
@@ -154,7 +155,7 @@ def _sources(expression: Expression) -> set[Source]:
 
 
 def _constants(entries: Sequence[Entry]) -> list[Any]:
-    """The constants in the keys of a step's operations: floats, and which operations these are."""
+    """The constants in the keys of a step's operations: the names of the operations, and floats."""
     constants: list[object] = []
     for entry in entries:
         if not isinstance(entry, Operation):
@@ -171,7 +172,7 @@ def _constants(entries: Sequence[Entry]) -> list[Any]:
 def _stand_in(
     optimizer: torch.optim.Optimizer, arguments: Operands, scratch: Trace, table: Table
 ) -> None:
-    """Let a stand-in of ``optimizer`` take a step in ``scratch``."""
+    """Take a step of a stand-in of ``optimizer`` in the trace ``scratch``."""
     tensors: dict[int, Operand] = {}
 
     def shown(t: Operand) -> Any:
@@ -208,13 +209,13 @@ def _stand_in(
     copied.state = _state(optimizer, parameters, shown, table)
     args, kwargs = arguments
     with torch.no_grad():
-        # without its wrappers, which call hooks and profile
+        # without its wrappers, which call hooks and record profiles
         named = {name: shown(a) for name, a in kwargs.items()}
         inspect.unwrap(type(copied).step)(copied, *map(shown, args), **named)
 
 
 def _changed(value: Operand, table: Table, source: Source) -> Any:
-    """A number slightly below a float that is not zero, and different from all others in use."""
+    """A traced number slightly below a nonzero float, different from all other numbers; other values unchanged."""
     if type(value) is float and value:
         return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
     if type(value) is tuple:

@@ -1,4 +1,4 @@
-"""The numbers of a replayed step that optimizers and schedules change, and their counts on the host."""
+"""The numbers of a replayed step that optimizers and schedulers change, and their step counts on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xla_core.torch_bridge.operands import Operand
 
 
 class _Counts:
-    """The numbers of an optimizer's steps so far, which all lie in one tensor: one addition counts them all on."""
+    """The step counts of an optimizer, which share one tensor per dtype, so that one addition advances them all."""
 
     def __init__(self, counters: list[Counter]) -> None:
         self._counters = counters
@@ -37,7 +37,7 @@ class _Counts:
         self._tensors: Final = [c.tensor for c in counters]
 
     def unchanged(self) -> bool:
-        """Whether the optimizer still counts in these tensors."""
+        """Whether the optimizer still uses these tensors."""
         try:
             current = map(operator.getitem, self._states, self._keys)
             return not any(map(operator.is_not, current, self._tensors))
@@ -45,13 +45,13 @@ class _Counts:
             return False
 
     def count(self) -> None:
-        """One step more."""
+        """Advance all counts by one step."""
         for vector, _ in self._vectors:
             vector += 1
 
 
 class _Hyperparameters:
-    """What must stay as it was in an optimizer's groups; what formulas read may change."""
+    """The values in an optimizer's groups that must not change; those that formulas read may change."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, window: Window) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class _Hyperparameters:
         self._nonzero = [(reader(optimizer, s), s) for s in nonzero if s in read]
 
     def check(self) -> None:
-        """Raise CaptureError for another group, or another constant of one."""
+        """Raise CaptureError if a group, or a constant in one, has changed."""
         groups = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             self._refuse("param_groups", len(self._groups), len(groups))
@@ -195,7 +195,7 @@ class Numbers:
             self._work.append(lambda: np.copyto(target, formulas.evaluate()))
 
     def compare(self, seen: Observation) -> None:
-        """Raise CaptureError where another call's numbers are not what they would be in a replay."""
+        """Raise CaptureError if another call's numbers differ from those of a replay."""
         known: set[int] = set()
         for window, expressions in zip(seen.windows, self._expressions, strict=False):
             explanation = window.explanation
@@ -207,7 +207,7 @@ class Numbers:
         check_numbers(self._name, self._recorded, seen, known, set(seen.drawn.positions))
 
     def check(self) -> None:
-        """Raise CaptureError for an optimizer whose constants or counts are others than recorded."""
+        """Raise CaptureError if constants or counts of an optimizer have changed."""
         for one in self._checks:
             one.check()
         for counts in self._counts:
@@ -220,7 +220,7 @@ class Numbers:
         return self._floats
 
     def advance(self) -> np.ndarray:
-        """Let schedules and counts take their steps, in the recorded order; the floats of this step."""
+        """Advance schedulers and counts in the recorded order, and return the floats of this step."""
         for work in self._work:
             work()
         return self._floats if self.fixed else self._floats.copy()

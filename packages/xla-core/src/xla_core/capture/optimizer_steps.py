@@ -1,8 +1,8 @@
-"""What the steps of optimizers and schedules inside a captured step did, and where their numbers come from.
+"""Records the steps of optimizers and schedulers inside a captured step, and the origin of their numbers.
 
-While a step is recorded, hooks that torch has for all optimizers say when one takes its step: a ``Window``
-of the recorded step. Which of its lifted numbers come from learning rates and step counts is found by letting
-a copy of the optimizer take the same step on other numbers, in a trace that is never run.
+While a step is recorded, torch's global optimizer hooks report when an optimizer takes its step, a ``Window`` of
+the recorded step. ``optimizer_probe`` finds out which of its lifted numbers come from learning rates and step
+counts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from xla_core.recording.entry import Entry
 from xla_core.recording.trace import Trace
 from xla_core.torch_bridge.operands import Operand, Tree
 
-# Whose step is known to touch the optimizer, its parameters and their gradients only.
+# The steps of optimizers in these packages only change the optimizer, its parameters and their gradients.
 _KNOWN_PACKAGES = ("torch.optim", "torch_xla", "xla_core")
 
 
 @dataclasses.dataclass(slots=True)
 class Counter:
-    """A number that an optimizer counts its steps with, on the host: ``state[key]`` of a parameter."""
+    """A step count of an optimizer on the host, ``state[key]`` in the state of a parameter."""
 
     state: dict[str, Any]
     key: str
@@ -39,10 +39,10 @@ class Counter:
 
 @dataclasses.dataclass(slots=True)
 class Window:
-    """One step of an optimizer: its lifted floats are those from ``first`` to ``last``.
+    """One step of an optimizer, whose lifted floats are those from ``first`` to ``last``.
 
-    ``counters`` were counted on by one; ``changed`` is what else of its state on the host changed, or None.
-    ``explanation`` says what the floats are computed from; None where that was not found, for ``why``.
+    ``counters`` have advanced by one; ``changed`` names other state on the host that has changed, or is None.
+    ``explanation`` says how the floats are computed; if it is None, ``why`` is the reason.
     """
 
     optimizer: torch.optim.Optimizer
@@ -55,7 +55,7 @@ class Window:
 
 
 class OptimizerSteps:
-    """Watches the steps that the calling thread takes while a step is recorded."""
+    """Watches the steps of optimizers and schedulers while a step is recorded."""
 
     def __init__(self, trace: Trace) -> None:
         self.windows: list[Window] = []
@@ -66,7 +66,7 @@ class OptimizerSteps:
 
     @contextmanager
     def watching(self, schedulers: Sequence[Any]) -> Iterator[None]:
-        """A block in which steps are noted, those of ``schedulers`` as well."""
+        """A block in which the steps of optimizers, and those of ``schedulers``, are noted."""
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._begin).remove)
             stack.callback(register_optimizer_step_post_hook(self._end).remove)
@@ -133,7 +133,7 @@ def _between(first: Entry, last: Entry) -> list[Entry]:
 
 
 def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object]:
-    """Numbers that an optimizer keeps on the host, by the parameter's id and their name."""
+    """The numbers that an optimizer keeps on the host, by the parameter's id and their name."""
     values = {}
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
@@ -149,7 +149,7 @@ def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object
 def _changes(
     optimizer: torch.optim.Optimizer, before: dict[tuple[int, str], Any]
 ) -> tuple[list[Counter], str | None]:
-    """What counted on by one, and the name of something that changed otherwise (or is new)."""
+    """The counts that have advanced by one, and the name of another number that has changed or is new."""
     counters = []
     changed = None
     after = host_state(optimizer)

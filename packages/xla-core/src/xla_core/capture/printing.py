@@ -1,4 +1,4 @@
-"""Whether the step that is recorded prints: a replay would not."""
+"""Notices whether a recorded step prints, which a replay would not do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Noticed:
 
 @contextmanager
 def noticing_prints(name: str) -> Iterator[Noticed]:
-    """A block in which the calling thread's ``print`` is noticed; it prints all the same."""
+    """A block in which calls of ``print`` by the calling thread are noticed; they still print."""
     noticed = Noticed(name)
     thread, former = get_ident(), builtins.print
 

@@ -1,4 +1,4 @@
-"""Which seeds a step drew, as places in its device's sequence of random numbers."""
+"""The seeds that a step drew, as places in its device's sequence of seeds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from xla_core.recording import random_state
 from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.step_key import Lift
 
-# A step that leaves the state so far from where it began has set it.
+# A step that advances the state by more seeds must have set it.
 _MOST_DRAWN = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drawn:
-    """``positions`` are those of seeds among a step's lifted integers, ``places`` the places of these seeds.
+    """The ``positions`` of seeds among a step's lifted integers, and the ``places`` of these seeds in the sequence.
 
-    The place counts from the state before the step, 1 for the first; ``count`` is how far the step advances it.
-    ``known`` is False where seeds have no place there: the step set the state, or drew from another generator.
+    Places are counted from the state before the step, beginning with 1; ``count`` is the number of seeds by which
+    the step advances the state. ``known`` is False if a seed is not in the sequence, because the step set the state
+    or drew from another generator.
     """
 
     positions: tuple[int, ...]
@@ -31,7 +32,7 @@ class Drawn:
 
 
 def drawn_in(entries: Sequence[Entry], ints: Sequence[int], before: int, after: int) -> Drawn:
-    """What a step has drawn: one with these entries and lifted integers, and these states around it."""
+    """The seeds of a step with these entries and lifted integers, and these random states before and after."""
     positions = []
     for entry in operations_of(entries):
         seed = entry.kwargs.get(SEED) if entry.plan.random else None

@@ -1,8 +1,8 @@
-"""What a function reaches: modules, optimizers, schedules, tensors and numbers that its code can name.
+"""Finds what a function can reach: the modules, optimizers, schedulers, tensors and numbers that its code names.
 
-A replay runs none of the function's Python, so whatever the function would have looked at must be what it was.
-Names are those in the code of the function, of what it calls, and of its modules' methods, as far as the calls
-before have run that code: an attribute that none of it names (a trainer's ``epoch``) may change.
+A replay does not run the function's Python code, so everything that the code reads must be unchanged. The names are
+those in the code of the function, of the functions that it calls, and of its modules' methods, as far as former
+calls have run that code. An attribute that this code does not name (a trainer's ``epoch``) may change.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from xla_core.capture.executed_code import ExecutedCode
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
 
-# Whose code is not looked into: it reads no state of the user's but through arguments.
+# The code of these packages is not searched, as it reads the user's state through arguments only.
 _FOREIGN: Final = frozenset({
     "torch", "torch_xla", "xla_core", "xla_dist", "xla_spmd", "xla_debug", "numpy", "jax", "jaxlib",
 }) | sys.stdlib_module_names  # fmt: skip
-# Whose objects are not looked into: they are part of how a step is recorded.
+# The objects of these packages are not searched, as they belong to the recording of a step.
 _OWN: Final = frozenset({"xla_core", "xla_dist", "xla_spmd", "xla_debug"})
-# Methods of modules that no step calls.
+# Methods of modules that a step does not call.
 _NEVER_CALLED: Final = frozenset({
     "__init__", "__repr__", "extra_repr", "reset_parameters", "__setstate__", "__getstate__",
 })  # fmt: skip
 _MOST: Final = 1_000_000
-# Of what no code names only so many objects are looked at: a data set, say. Code may get at them by other ways.
+# The most objects that are searched though no code names them (such as a data set); code may reach them otherwise.
 _MOST_UNNAMED: Final = 20_000
 NUMBERS: Final = (bool, int, float, str, type(None))
 _WRITABLE: Final = (torch.Tensor, np.ndarray)
-# Whose objects change without any effect on a step.
+# The objects of these packages may change without an effect on a step.
 _OPAQUE: Final = frozenset({
     "logging", "threading", "weakref", "warnings", "importlib", "concurrent", "multiprocessing", "queue",
     "contextvars",
@@ -57,7 +57,7 @@ class Slot:
         self.key = key
 
     def value(self) -> Any:
-        """What is there now; the slot itself where there is nothing."""
+        """The present content; the slot itself if it is empty."""
         if isinstance(self.mapping, types.CellType):
             try:
                 return self.mapping.cell_contents
@@ -75,12 +75,12 @@ class Attribute(Slot):
     __slots__ = ()
 
     def value(self) -> Any:
-        """What is there now; the slot itself where there is nothing."""
+        """The present content; the slot itself if it is empty."""
         return getattr(self.mapping, self.key, self)
 
 
 class Reachable:
-    """What is reached from functions and objects; ``slots`` hold tensors, numbers and containers."""
+    """What functions and objects can reach; ``slots`` contain tensors, numbers and containers."""
 
     def __init__(self, code: ExecutedCode | None = None) -> None:
         self._code = code if code is not None and code.ran else None
@@ -107,9 +107,9 @@ class Reachable:
     def of(
         cls, function: Any, arguments: Mapping[str, Operand], code: ExecutedCode | None = None
     ) -> Reachable:
-        """What ``function`` reaches by itself and through objects among its arguments, by name.
+        """What ``function`` can reach by itself, and through the objects in ``arguments`` by name.
 
-        Code that is not among ``code`` is left out (default: none is).
+        Code that is not in ``code`` is left out (default: all code counts).
         """
         reachable = cls(code)
         reachable._visit(getattr(function, "__name__", "the function"), function)
@@ -152,9 +152,9 @@ class Reachable:
     # -- walking -------------------------------------------------------------------------------
 
     def _follow(self, name: str) -> None:
-        """Visit attributes: those that some code names first, those of the user's modules, and a number of others.
+        """Visit attributes: first those that some code names, then a limited number of others.
 
-        Raises CaptureError where there are too many that are named.
+        Raises CaptureError if too many are named.
         """
         while named := _taken(self._attributes, self._names):
             for path, _, item in named:
@@ -232,13 +232,13 @@ class Reachable:
             self._objects.append((path, value))
 
     def _runs(self, code: types.CodeType) -> bool:
-        """Whether a step may run it."""
+        """Whether a step may run the code."""
         if self._code is None or self._everything:
             return True
         return code in self._code.ran or code in self._code.elsewhere
 
     def _class(self, path: str, kind: type) -> None:
-        """The code of a class's methods."""
+        """Visit the methods of a class."""
         for base in kind.__mro__:
             if base is object or base is torch.nn.Module:
                 continue
@@ -327,7 +327,7 @@ class Reachable:
         for path, value in self._classes:
             for key in _of_classes(names, value):
                 self.slots.append(Attribute(f"{path}.{key}", value, key))
-        # what the step replaces must not live on because of the walk
+        # the walk must not keep objects alive that the step replaces
         self._objects.clear()
         self._containers.clear()
         self._classes.clear()
@@ -356,7 +356,7 @@ def _of_classes(names: set[str], value: Any) -> Iterator[str]:
             seen.add(key)
             if isinstance(member, types.MemberDescriptorType) and not isinstance(value, type):
                 member = getattr(value, key, None)
-            # what is bound anew whenever it is looked up: its function is watched, or runs no Python
+            # a descriptor makes a new object at each look-up; its function is watched, or runs no Python code
             if not hasattr(type(member), "__get__"):
                 yield key
 
@@ -392,7 +392,7 @@ def _is_wrapper(function: Callable[..., object]) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names in a code, also those that it may give ``getattr``."""
+    """The names in a code object, with strings that it may pass to ``getattr``."""
     names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

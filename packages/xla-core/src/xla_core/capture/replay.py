@@ -1,7 +1,7 @@
-"""Runs a recorded step without its Python: one look at what could have changed, and one launch.
+"""Replays a recorded step without its Python code: one check of what could have changed, and one launch.
 
-Everything is resolved when the replay is made: flat lists of the tensors that the program reads and writes. All
-that is done per tensor is done by C (``map`` over builtins).
+When a replay is made, it resolves the tensors that the program reads and writes to flat lists. Work per tensor is
+done in C (``map`` over builtins).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _GRAD: Final = operator.attrgetter("grad")
 _STORAGE: Final = operator.attrgetter("_s")
 
 REPLAYED: Final = "CapturedStepReplayed"
-"""Counts steps that ran without their Python."""
+"""Counts steps that ran without their Python code."""
 
 
 class _Constant:
-    """In place of a storage: a value of the recording's own."""
+    """Takes the place of a storage, with a constant of the recording as its buffer."""
 
     __slots__ = ("buffer",)
 
@@ -56,10 +56,10 @@ _EMPTY: Final = _Constant(None)
 
 
 def _counts() -> tuple[int, int, int]:
-    """Reference counts, as ``map`` sees them, of objects without other references.
+    """The reference counts that ``map(getrefcount, ...)`` gives for objects without other references.
 
-    Of what one list holds; of a buffer that a storage and a list hold; of a gradient that its parameter and a
-    list hold.
+    They are those of an object in one list, of a buffer in a storage and a list, and of a gradient in its parameter
+    and a list.
     """
     (alone,) = map(getrefcount, [_Constant(None)])
     owner = [_Constant(object())]
@@ -75,15 +75,15 @@ def _counts() -> tuple[int, int, int]:
 _ALONE, _OWNED, _GRADIENT = _counts()
 
 
-# How many lists of a replay hold the storage of an input.
+# The number of lists of a replay that contain the storage of an input.
 _LISTS_OF_INPUTS: Final = 3
 
 
 class Replay:
     """One recording of a captured function, for arguments of one kind.
 
-    ``program`` computes it, ``last`` is the entry that the step ended with; ``donated`` are the inputs whose memory
-    it takes.
+    ``program`` computes the step, ``last`` is the step's last entry, ``donated`` are the slots of inputs whose
+    memory the program reuses.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Replay:
         self._places = np.array(latter.drawn.places, np.uint64)
         self._floats = bool(latter.floats)
         put = trace.backend.put_numbers
-        # numbers that are the same in every call stay on the device: no program takes their memory
+        # numbers that are the same in each call stay on the device, as no program donates their buffer
         self._kept_floats = (
             put(self._numbers.last) if self._floats and self._numbers.fixed else None
         )
@@ -158,10 +158,10 @@ class Replay:
             else:
                 self._targets.append(target)
                 positions.append(index[value.vid])
-        # not gradients, which _free_gradients replaces: another storage may get the id of one
+        # without gradients, which _free_gradients replaces, so that another storage may get the id of one
         gradients = {id(one.grad._s) for one in wiring.gradients}
         self._state_ids = (self._state_ids | set(map(id, self._targets))) - gradients
-        # behind all others: _free_gradients replaces them
+        # after all others, as _free_gradients replaces them
         for one in wiring.gradients:
             if one.value.vid is None:
                 raise refuse(errors.MSG_KEPT, name=self._name, meta=one.grad._s.meta)
@@ -169,7 +169,7 @@ class Replay:
             positions.append(index[one.value.vid])
         self._positions = positions
         staged = isinstance(self.program.executable, StagedExecutable)
-        # a tensor that was there before holds it: one result of a program is there when all are
+        # a result that a tensor keeps; when it is computed, all results of the program are
         self._watched = None if staged or not wiring.written or not positions else positions[0]
         self._fresh = wiring.fresh
         self._results: list[Result] = wiring.results
@@ -190,7 +190,7 @@ class Replay:
         slots = ((i, one.slot) for i, one in enumerate(wiring.gradients))
         self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
         own = set(map(id, self._gradient_owners))
-        # whose gradients the step reads: those that optimizers take, and those that it adds to
+        # the step reads the gradients of parameters that optimizers change, and those that it adds to
         looked_at = self._numbers.parameters | set(map(id, self._states))
         self._other_parameters = [
             p
@@ -201,7 +201,7 @@ class Replay:
         self._other_gradients = list(map(_GRAD, self._other_parameters))
 
     def _count_own_references(self) -> None:
-        """Count how often the replay itself refers to each state: one with no other reference has been dropped."""
+        """Count the replay's own references to each state; a state without other references has been dropped."""
         lists = self._states, self._inputs, self._sources, self._targets, self._guards.storages()
         held: dict[int, int] = {}
         for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
@@ -221,7 +221,7 @@ class Replay:
     # -- checking ------------------------------------------------------------------------------
 
     def inputs(self, arguments: Sequence[XLATensor]) -> list[Any]:
-        """The values that the program would take now; what it donates is copied."""
+        """The present values of the program's inputs; donated inputs are copied."""
         trace = self.trace
         with trace.lock:
             trace.flush(trace)
@@ -233,9 +233,9 @@ class Replay:
             return buffers
 
     def compare(self, buffers: list[Any], seen: Observation) -> None:
-        """Raise CaptureError where a call that ran its Python differs from what a replay would have done.
+        """Raise CaptureError if a call that ran its Python code differs from a replay.
 
-        ``buffers`` are the ``inputs`` from before the call, ``seen`` is what it recorded.
+        ``buffers`` are the ``inputs`` from before the call, ``seen`` is the record of the call.
         """
         if seen.last is not self.last or seen.program is not self.program:
             self._differs("it is another program")
@@ -267,7 +267,7 @@ class Replay:
     # -- running -------------------------------------------------------------------------------
 
     def run(self, arguments: Sequence[XLATensor]) -> Tree:
-        """The results for these arguments, enqueued. Raises CaptureError when something is not as recorded."""
+        """Enqueue the step, and return its results. Raises CaptureError if something has changed since then."""
         trace = self._trace
         with trace.bare:
             if trace.thread != get_ident():
@@ -314,7 +314,7 @@ class Replay:
             return self._give(arguments, results, kept)
 
     def _check(self, arguments: Sequence[XLATensor]) -> None:
-        """Raise CaptureError for what is not as it was."""
+        """Raise CaptureError if something has changed since the recording."""
         self._guards.check()
         if any(map(operator.le, map(getrefcount, self._states), self._own_references)):
             self._tell_dropped()
@@ -376,7 +376,7 @@ class Replay:
         return trace.backend.device_buffer(s)
 
     def _adopted(self, buffers: Sequence[object]) -> Any:
-        """The work that lets tensors take over the values of inputs."""
+        """The work that gives tensors the values of inputs."""
         if not self._passed:
             return ()
         backend = self._trace.backend
@@ -384,7 +384,7 @@ class Replay:
         return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[object], safe: bool) -> None:
-        """Donate copies of buffers that are held elsewhere; copies of all buffers if memory may run out."""
+        """Replace donated buffers by copies if they have other references; all of them unless it is ``safe``."""
         donated = self.donated
         if not donated:
             return
@@ -406,11 +406,11 @@ class Replay:
         return ints
 
     def _leaving(self) -> Any:
-        """Work for where other threads have steps: what these read of the tensors is their former value."""
+        """The work that keeps former values of tensors for the steps of other threads, which read these."""
         return leaving([*self._targets, *(s for s, _ in self._passed)])
 
     def _lose(self, error: Exception) -> None:
-        """Let tensors have no value whose memory a failed launch has taken."""
+        """Mark the tensors without a value whose buffers a failed launch has donated."""
         for s in self._states:
             deleted = getattr(s.buffer, "is_deleted", None)
             if deleted is not None and deleted():
@@ -427,9 +427,9 @@ class Replay:
             increment_version(self._versioned)
 
     def _free_gradients(self) -> bool:
-        """Use new tensors for gradients that are held elsewhere, so that those keep their values.
+        """Use new tensors for gradients with other references, so that these keep their values.
 
-        Returns whether the parameters have the gradients that the step will fill.
+        Returns whether the parameters already have the gradients that the step will fill.
         """
         gradients = self._gradients
         attached = list(map(operator.is_, map(_GRAD, self._gradient_owners), gradients))
@@ -452,13 +452,13 @@ class Replay:
         return False
 
     def _set_gradients(self) -> None:
-        """Let the parameters have the step's gradients."""
+        """Set the parameters' gradients to those of the step."""
         for p, g in zip(self._gradient_owners, self._gradients, strict=True):
             if p.grad is not g:
                 p.grad = g
 
     def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> Tree:
-        """What the function returns."""
+        """The function's result."""
         trace, index = self._trace, self.program.output_index
         storages = []
         tensors: list[Operand] = []
@@ -489,11 +489,11 @@ class Replay:
 
 
 def _gradient_id(p: torch.Tensor) -> int:
-    """The id of the storage of a parameter's gradient, 0 where it has none."""
+    """The id of the storage of a parameter's gradient, 0 if it has none."""
     grad = p.grad
     return id(grad._s) if isinstance(grad, XLATensor) else 0
 
 
 def shown(s: Storage, view: View | None) -> torch.Tensor:
-    """A tensor that shows a storage through views like these."""
+    """A tensor that shows a storage through a chain of views like ``view``."""
     return tensor_on(s, viewed(view))

@@ -1,9 +1,9 @@
 """Python numbers that remember how they were computed, and formulas that compute them again.
 
-An optimizer's step turns learning rates, betas and step counts into numbers of operators
-(``lr / (1 - beta1 ** step)``). Run once on ``Traced`` numbers, it says how: a ``Table`` knows every number that
-came of it by its value. A ``Formulas`` object computes many of them at once, for numbers that have changed, with
-the same operations of Python, so that results are the same to the last bit.
+An optimizer's step computes numbers for operators from learning rates, betas and step counts (``lr / (1 - beta1 **
+step)``). If it runs once on ``Traced`` numbers, a ``Table`` has the expression of each computed number, by its
+value. A ``Formulas`` object evaluates many expressions at once on the present numbers, by the same operations of
+Python, so that results are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from xla_core.torch_bridge.operands import Operand
 
 Source: TypeAlias = tuple[Any, ...]
-"""What a number is read from: ``("group", 0, "lr")``, ``("group", 0, "betas", 1)``, ``("step", 1)``."""
+"""The place that a number is read from: ``("group", 0, "lr")``, ``("group", 0, "betas", 1)``, ``("step", ...)``."""
 
 Expression: TypeAlias = Any
 """A ``Source`` in a tuple after ``"source"``, a number, or an operation and one or two expressions."""
 
 
 class Branches(Exception):
-    """A step compares a number that changes: what it does next would depend on it."""
+    """A step compares a number that may change, so its further course would depend on that number."""
 
 
 class Table:

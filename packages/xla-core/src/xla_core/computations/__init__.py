@@ -1,1 +1,1 @@
-"""Computations as one operation of a step: jax functions, loops, functions traced once, HLO."""
+"""Computations that are one operation of a step: jax functions, loops, functions recorded once, HLO."""

@@ -1,4 +1,4 @@
-"""``gradient_accumulation``: several training steps' gradients, summed up in one loop of the program."""
+"""``gradient_accumulation``: sums the gradients of several training steps in one loop of the program."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MSG_RESULTS: Final = (
 )
 MSG_LOSS: Final = "train_step must return a loss of one element that requires a gradient; got {got}"
 MSG_HISTORY: Final = (
-    "train_step uses a tensor of {shape} that was computed from parameters outside of it; compute it "
-    "inside, or detach() it"
+    "train_step uses a tensor of shape {shape} that was computed outside of it and has an autograd history; "
+    "compute it inside, or detach() it"
 )
 
 
@@ -42,19 +42,20 @@ def gradient_accumulation(
     model: nn.Module,
     *carried_tensors: torch.Tensor,
 ) -> Tree:
-    """``train_step`` and its backward pass for each slice of ``iterable_tensors``, as one loop.
+    """Run ``train_step`` and its backward pass for each slice of ``iterable_tensors``, as one loop.
 
-    ``train_step(*slices, *carried)`` returns a loss, or a tuple of the loss and the next carried
-    tensors. The losses are divided by the number of slices and added up, and so are their gradients, in
-    the ``.grad`` of the model's parameters (and of other leaves that ``train_step`` uses). It is recorded
-    once: it must not read values, call ``backward()`` itself, or write in place to anything.
-    Returns the loss, or a tuple of the loss and the last carried tensors; neither has a history.
-    Raises ValueError for tensors without a common first dimension.
+    A slice is taken along the first dimension. ``train_step(*slices, *carried)`` returns a loss of one element, or
+    a tuple of the loss and the next carried tensors. The mean of the losses is computed, and its gradients are
+    added to the ``.grad`` of the model's parameters (and of other leaves that ``train_step`` uses). ``train_step``
+    is recorded once, so it must not read values, call ``backward()`` itself, or write in place. Returns the mean
+    loss, or a tuple of it and the last carried tensors, without autograd history. Raises ValueError for tensors
+    without a common first dimension and for a loss or carried tensors that do not fit, RuntimeError if
+    ``train_step`` uses a tensor that was computed outside and has a history.
     """
     length = _length(iterable_tensors)
     items, _ = pytrees.flatten(list(iterable_tensors), "`iterable_tensors`")
     carried, _ = pytrees.flatten(list(carried_tensors), "`carried_tensors`")
-    del model  # its parameters are found by what train_step captures
+    del model  # train_step captures its parameters
     recorded = _recorded(train_step, items, pytrees.metas(carried))
     programs = recorded.joint.programs
     key = (gradient_accumulation, len(items), length)
@@ -78,7 +79,7 @@ def gradient_accumulation(
 def _recorded(
     train_step: Callable[..., Any], items: Sequence[XLATensor], carries: Sequence[TensorMeta]
 ) -> Recorded:
-    """One step with its gradient. Raises RuntimeError where it uses a tensor that has a history."""
+    """Record one step with its gradient. Raises RuntimeError if it uses a tensor that has a history."""
     slices = [tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(items)]
 
     def step(given: list[XLATensor]) -> list[torch.Tensor]:
@@ -128,7 +129,7 @@ def _check(loss: Tree, after: Sequence[Tree], carries: Sequence[Tree]) -> None:
 
 
 def _accumulate(recorded: joints.Recorded, gradients: Sequence[torch.Tensor]) -> None:
-    """Add the sums to the ``.grad`` of those that have one."""
+    """Add the sums of gradients to the ``.grad`` of the tensors that have one."""
     joint = recorded.joint
     remaining = iter(gradients)
     for tensor, gradient in zip(

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -39,6 +40,8 @@ MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_gra
 # A function that gets a new number in each step is recorded in each step. Each recording holds the tensors that the
 # function captures, so an unlimited table of them would grow for ever.
 MOST_RECORDINGS: Final = 256
+# Numbers that are compared by their text, in which 0.0 and -0.0 differ and nan equals itself.
+_BY_TEXT: Final = (float, complex, np.generic)
 
 
 def assume_pure(
@@ -89,7 +92,7 @@ def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
         elif isinstance(leaf, torch.Tensor):
             raise TypeError(MSG_HOST.format(function=_name(fn), device=leaf.device))
         else:
-            parts.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
+            parts.append((type(leaf), repr(leaf) if isinstance(leaf, _BY_TEXT) else leaf))
     key = tuple(parts)
     try:
         hash(key)
@@ -251,7 +254,7 @@ class _Once(Passes):
 
 
 class PureModule(nn.Module):
-    """A module that records the forward pass of ``module`` once, with its parameters as arguments.
+    """A module that records the forward pass of ``module`` once per mode, with its parameters as arguments.
 
     ``module`` must not write to its buffers, as batch normalization does in training.
     """
@@ -267,14 +270,15 @@ class PureModule(nn.Module):
         """The results of ``module(*args, **kwargs)``."""
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
-        return self._pure_forward(parameters, buffers, self._module.training, args, kwargs)
+        modes = tuple(module.training for module in self._module.modules())
+        return self._pure_forward(parameters, buffers, modes, args, kwargs)
 
 
 def _pure_forward(
     module: nn.Module,
     parameters: dict[str, torch.Tensor],
     buffers: dict[str, torch.Tensor],
-    _training: bool,
+    _modes: tuple[bool, ...],
     args: Operands,
     kwargs: NamedOperands,
 ) -> object:

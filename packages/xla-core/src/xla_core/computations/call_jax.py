@@ -1,8 +1,8 @@
-"""``call_jax``: a jax function on ``xla`` tensors, as one operation of the step.
+"""``call_jax``: calls a jax function on ``xla`` tensors, as one operation of the step.
 
-The function is traced under the user's own jax configuration, so it means what it means elsewhere:
-unless the user has switched on 64-bit types, 64-bit arguments come in as 32-bit ones. The step's
-program contains the jaxpr: XLA compiles, and fuses, across the border between PyTorch and jax.
+The function is traced under the user's own jax configuration, so that it computes the same as in plain jax: unless
+the user has enabled 64-bit types, it gets 64-bit arguments as 32-bit ones. The step's program contains the jaxpr,
+so XLA fuses operations of PyTorch and of jax.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MSG_NOT_XLA: Final = (
     "it first: .to('xla')"
 )
 MSG_EFFECTS: Final = (
-    "{function} has side effects ({effects}), which a program for a device cannot have; take "
-    "jax.debug.print, io_callback and the like out of it"
+    "{function} has side effects ({effects}), which a program for a device cannot have; remove "
+    "jax.debug.print, io_callback and the like from it"
 )
 MSG_DTYPE: Final = "{function} returns an array of dtype {dtype}, which PyTorch does not have"
 MSG_UNHASHABLE: Final = (
     "argument {position} (flattened) of {function} is of type {type}, which is not hashable; give "
     "tensors, arrays, or values such as numbers and strings"
 )
-# Functions redefined in every step would fill memory: the least recently used are let go.
+# Functions that are defined anew in each step would fill memory, so the least recently used are dropped.
 MAX_KEPT: Final = 1024
 
 _TORCH_DTYPES: Final[Mapping[np.dtype, torch.dtype]] = {n: t for t, n in NUMPY_DTYPES.items()}
@@ -48,7 +48,7 @@ _TENSOR: Final = object()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Array:
-    """A numpy or jax array among the arguments: a constant, compared by its content."""
+    """A numpy or jax array among the arguments, which is a constant and compared by its content."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -61,9 +61,9 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Traced:
-    """A function traced for arguments of certain shapes: what it computes, and its results' structure."""
+    """A function that was traced for arguments of certain shapes, and the structure of its results."""
 
-    function: object  # kept: its address is part of the key
+    function: object  # kept because its id may be part of the key
     computation: Computation
     structure: object
 
@@ -80,23 +80,23 @@ def call_jax(
     name: str | None = None,
     override_hash: Hashable = None,
 ) -> Tree:
-    """``jax_func(*args, **kwargs)`` with each ``xla`` tensor as a jax array, and arrays back as tensors.
+    """Call ``jax_func(*args, **kwargs)`` with jax arrays in place of ``xla`` tensors; returns ``xla`` tensors.
 
-    ``jax_func`` must be pure and traceable by ``jax.jit``; arguments may be nested as jax's pytrees
-    are. What is no tensor is a constant to it. It is traced once per function (or ``override_hash``),
-    shapes, dtypes and constants; ``name`` is shown in dumps. The results have no history: see
-    ``torch_xla.experimental.assume_pure.j2t_autograd`` for gradients.
-    Raises TypeError for tensors elsewhere and for results that PyTorch has no dtype for, ValueError
-    for a function with side effects.
+    ``jax_func`` must be pure and traceable by ``jax.jit``; arguments and results may be jax pytrees. Arguments that
+    are not tensors are constants. The function is traced once per function (or ``override_hash``, if given),
+    shapes, dtypes and constants. ``name`` (default: ``jax_func``) is the operation's name in dumps. The results
+    have no autograd history; ``torch_xla.experimental.assume_pure.j2t_autograd`` has gradients. Raises TypeError
+    for tensors on other devices, for arguments that are not hashable, and for results of dtypes that PyTorch lacks,
+    ValueError for a function with side effects.
     """
     leaves, structure = jax.tree.flatten((args, kwargs or {}))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    constants = tuple(_constant(jax_func, i, leaf) for i, leaf in enumerate(leaves))
+    constants = tuple(constant_of(jax_func, i, leaf) for i, leaf in enumerate(leaves))
     metas = tuple(tensor_meta(tuple(t.shape), t.dtype) for t in tensors)
     platform = find_trace(tensors).backend.platform
     key = (
         override_hash if override_hash is not None else _identity(jax_func),
-        *(metas, tuple(_typed(c) for c in constants), structure, name, platform),
+        *(metas, tuple(map(key_of, constants)), structure, name, platform),
         jax_private.trace_context(),
     )
     traced = _traced.get(key)
@@ -117,15 +117,18 @@ def _identity(function: object) -> Hashable:
     return function  # type: ignore[no-any-return]
 
 
-def _typed(constant: object) -> Hashable:
-    """A constant as part of a key, in which 1, 1.0 and True differ."""
-    if isinstance(constant, (bool, int, float, complex)):
-        return (type(constant), repr(constant))
-    return constant  # type: ignore[no-any-return]
+def key_of(constant: Hashable) -> Hashable:
+    """A constant as part of a key, in which 1, 1.0, True and numbers of numpy's types differ."""
+    if isinstance(constant, (bool, int, float, complex, np.generic)):
+        return type(constant), repr(constant)
+    return type(constant), constant
 
 
-def _constant(function: object, position: int, leaf: Tree) -> object:
-    """What a leaf is to the traced function: a place for a tensor, or a hashable constant."""
+def constant_of(function: object, position: int, leaf: Tree) -> Hashable:
+    """What argument number ``position`` is to the traced function: one object for tensors, or a hashable constant.
+
+    Raises TypeError for a tensor on another device, and for a value that is not hashable.
+    """
     if isinstance(leaf, torch.Tensor):
         if not isinstance(leaf, XLATensor):
             raise TypeError(MSG_NOT_XLA.format(position=position, device=leaf.device))
@@ -142,7 +145,7 @@ def _constant(function: object, position: int, leaf: Tree) -> object:
             position=position, function=_name(function), type=type(leaf).__name__
         )
         raise TypeError(text) from None
-    return leaf
+    return leaf  # type: ignore[no-any-return]
 
 
 def _name(function: Any) -> str:
@@ -170,7 +173,7 @@ def _trace(
         results[:] = [shape]
         return flattened
 
-    # jax 0.12.0 warns where it narrows an argument as the user's configuration says; 0.10.2 does not
+    # narrowed here, as the user's configuration requires, because jax 0.12.0 warns when it does so; 0.10.2 does not
     narrowed = [jax.dtypes.canonicalize_dtype(numpy_dtype(m.dtype)) for m in metas]
     structs = [jax.ShapeDtypeStruct(m.shape, t) for m, t in zip(metas, narrowed, strict=True)]
     jaxpr = jax.make_jaxpr(flat)(*structs)
@@ -182,7 +185,7 @@ def _trace(
 def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> Computation:
     call = jax_private.jaxpr_function(jaxpr)
     dtypes = [aval.dtype for aval in jaxpr.in_avals]
-    # The module names all that decides, constants included; the text of a jaxpr contains addresses.
+    # The module identifies the computation, with its constants; the text of a jaxpr would contain addresses.
     module = jax_private.lower(lambda *arrays: call(*arrays), jaxpr.in_avals, (), platform, "jax")
 
     def evaluate(
@@ -206,5 +209,5 @@ def _meta(function: Any, aval: Any) -> TensorMeta:
 
 
 def _is_extended(dtype: Any) -> bool:
-    """Whether a dtype is jax's own: keys of random numbers."""
+    """Whether a dtype is one of jax's own, such as that of random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))

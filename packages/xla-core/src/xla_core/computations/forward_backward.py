@@ -1,8 +1,8 @@
-"""A function and its gradient, recorded together: what the forward pass has to keep for the other.
+"""Records a function and its gradient together, and decides which values the forward pass saves for the backward.
 
-The gradient is autograd's own, of the function as it was called: the backward pass is recorded right
-after the forward pass, for gradients of its results that do not exist yet. What of the forward pass it
-reads is kept, unless it can be had again for free; ``partition_fn`` may choose otherwise.
+Autograd computes the gradient of the recorded function: the backward pass is recorded right after the forward pass,
+with stand-ins for the gradients of the results. The values of the forward pass that it reads are saved, unless they
+cost nothing to compute again; ``partition_fn`` may choose otherwise.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from xla_core.torch_bridge import error_texts, torch_private
 from xla_core.torch_bridge.operands import Operands, Tree
 
 MSG_HISTORY: Final = (
-    "{what} uses a tensor that it was not given and whose gradient is wanted, in a way that cannot "
-    "be followed ({node}); give it as an argument, or detach() it"
+    "{what} uses a captured tensor whose gradient is needed in a way that cannot be followed ({node}); pass it as "
+    "an argument, or detach() it"
 )
 
 
 class Joint:
-    """The two passes. Values are identified by their numbers in ``body``.
+    """The forward and the backward pass. Values are identified by their numbers in ``body``.
 
-    ``outputs`` are the function's results. ``tangents`` has for each result the input that stands for
-    its gradient, None if there is none. ``gradients`` has, for each argument and then each captured
-    tensor with a gradient, what the backward pass computes for it; None for none. Of that pass ``saved``
-    lists what it reads of the forward pass, ``reads`` what of the function's inputs. ``programs`` is for
-    those who make computations of it.
+    ``outputs`` are the function's results. ``tangents`` has for each result the input that stands for its gradient,
+    or None. ``gradients`` has the gradient of each argument, and then of each captured tensor that needs one, or
+    None.
+    ``saved`` are the values of the forward pass that the backward pass reads, ``reads`` the inputs of the function
+    that it reads. ``forward`` and ``backward`` are the operations of the passes. ``programs`` is a cache for the
+    computations that are made of them.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class Joint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
-    """A joint, and what one call of the function has of its own.
+    """A joint, and the values of one call of the function.
 
-    ``captured`` are storages whose values it uses, ``differentiable`` the tensors among what it
-    captured whose gradients are wanted. With ``XLA_CHECK_INDICES`` the joint's last outputs are the smallest
-    and largest indices that the function takes, which must be in ``ranges``.
+    ``captured`` are the storages whose values it uses without getting them as arguments, ``differentiable`` the
+    captured tensors whose gradients are needed, ``floats`` and ``ints`` the lifted numbers. With
+    ``XLA_CHECK_INDICES`` the joint's last outputs are the smallest and largest indices that the function uses,
+    which must be in ``ranges``.
     """
 
     joint: Joint
@@ -99,7 +101,7 @@ class Recorded:
     ranges: tuple[index_checks.Range, ...] = ()
 
     def checked(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A call's results, of ``values`` that also has those for ``ranges``: they are looked at later."""
+        """The results of a call, without the indices for ``ranges`` at their end, which are checked later."""
         count = len(values) - len(self.ranges)
         for wanted, extremes in zip(self.ranges, values[count:], strict=True):
             assert isinstance(extremes, XLATensor)
@@ -110,7 +112,7 @@ class Recorded:
 def _backward(
     body: Body, cut: int, wanted: Sequence[int], tangents: Sequence[int | None], keep: Keep
 ) -> tuple[list[Operation], tuple[int, ...], tuple[int, ...]]:
-    """The operations of the backward pass in order, what it reads of the forward pass, and of the inputs."""
+    """The operations of the backward pass in order, and the values and inputs of the forward pass that it reads."""
     missing = set(wanted)
     operations: list[Operation] = []
     saved: list[int] = []
@@ -142,10 +144,11 @@ def record(
     wanted: bool,
     partition_fn: PartitionFn | None = None,
 ) -> Recorded:
-    """Record ``function`` for arguments of these metas, of which some require gradients.
+    """Record ``function`` for arguments with these shapes and dtypes, which require gradients as ``requires`` says.
 
-    Its gradient is recorded too if one is ``wanted``, or if it captures a tensor that requires one.
-    Raises RuntimeError for a function that reads values or writes to what it was given.
+    Its gradient is recorded, too, if it is ``wanted`` or if the function captures a tensor that requires one.
+    ``what`` names the function in errors. Raises RuntimeError for a function that reads values, or writes in place
+    to its arguments or captured tensors.
     """
     recorder = Recorder(trace, what)
     grad = torch.is_grad_enabled()
@@ -184,10 +187,10 @@ def record(
 
 
 def _own_saved_values() -> contextlib.AbstractContextManager[object]:
-    """Keep what autograd saves of the recorded function from hooks around the call.
+    """Hide the values that autograd saves inside the recorded function from hooks around the call.
 
-    Its values exist only while it is recorded. ``torch.utils.checkpoint`` would compute it again to get them, and
-    ``save_on_cpu`` would read them; both still see what the call as a whole saves.
+    These values exist only during the recording: ``torch.utils.checkpoint`` would run the function again to get
+    them, and ``save_on_cpu`` would read them. Both still see the values that the call as a whole saves.
     """
     if not torch_private.saved_tensors_have_hooks():
         return contextlib.nullcontext()
@@ -201,7 +204,7 @@ def _joint(
     metas: tuple[TensorMeta, ...],
     partition_fn: PartitionFn | None,
 ) -> Joint:
-    """Both passes of what was recorded; ``passes`` are the cut, outputs, tangents and gradients of ``Joint``."""
+    """The joint of a recording; ``passes`` are the cut, outputs, tangents and gradients for ``Joint``."""
     key = (Joint, *passes, sources, partition_fn)
     joint = recorder.end.programs.get(key)
     if joint is None:
@@ -213,7 +216,7 @@ def _joint(
 
 @contextlib.contextmanager
 def _own_autograd(what: str) -> Iterator[None]:
-    """Hooks see nothing of what is saved, and an error of ours says that a stand-in may not be written to."""
+    """Hide saved values from hooks, and raise an error of our own for a write to a stand-in."""
     try:
         with _own_saved_values():
             yield
@@ -234,7 +237,7 @@ def _differentiate(
     results: Sequence[torch.Tensor],
     captured: Sequence[torch.Tensor],
 ) -> tuple[list[int | None], list[int | None]]:
-    """Record the backward pass: stand-ins of the results' gradients, and the gradients' values."""
+    """Record the backward pass; returns the stand-ins of the results' gradients, and the gradients."""
     tangents: list[int | None] = []
     for result in results:
         tangents.append(len(recorder.stand_ins) if result.requires_grad else None)
@@ -245,7 +248,7 @@ def _differentiate(
     targets = [t for t in (*given, *captured) if t.requires_grad]
     if not sources or not targets:
         return tangents, [None] * (len(given) + len(captured))
-    # what a user's backward() does outside of the region that autocast covers
+    # as when a user calls backward() outside of the autocast region
     with torch.autocast("xla", enabled=False):
         derivatives = torch.autograd.grad(
             sources, targets, recorder.stand_ins[len(given) :], allow_unused=True
@@ -259,10 +262,10 @@ def _differentiate(
 
 
 class _Cut(TorchFunctionMode):
-    """Cuts the history of what a function captures, at the tensors that torch's functions are given.
+    """Cuts the history of captured tensors where they are passed to functions of torch.
 
-    A tensor with a history from before ``start`` is replaced by an alias without: gradients are wanted
-    for the tensor, and what it was made of is no part of the function.
+    A tensor with a history from before ``start`` is replaced by an alias without one: the gradient of the tensor is
+    needed, and the operations that computed it do not belong to the function.
     """
 
     def __init__(self, start: int) -> None:
@@ -277,7 +280,7 @@ class _Cut(TorchFunctionMode):
         return func(*map(self.alias, args), **named)
 
     def alias(self, a: Any) -> Any:
-        """``a``, or what replaces it; lists are looked into."""
+        """``a``, or the alias that replaces it; also for the items of a list or tuple."""
         if isinstance(a, XLATensor):
             node = a.grad_fn
             if node is None or torch_private.sequence_of(node) >= self.start:
@@ -294,7 +297,7 @@ class _Cut(TorchFunctionMode):
 def _captured(
     cut: _Cut, results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], what: str
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors from outside whose gradients the results' history leads to, and their aliases."""
+    """The captured tensors in the results' history, and the aliases that stand for them."""
     own = {get_gradient_edge(t).node for t in given if t.requires_grad}
     originals = {get_gradient_edge(alias).node: a for a, alias in cut.aliases.values()}
     pending = [get_gradient_edge(r).node for r in reversed(results) if r.requires_grad]
@@ -316,18 +319,18 @@ def _captured(
 
 
 class Passes:
-    """One call of a recorded function: what autograd runs. Subclasses say what the passes compute."""
+    """The passes of one call of a recorded function, for autograd. Subclasses define what they compute."""
 
     def forward(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[bool], list[torch.Tensor]]:
-        """The results, whether each has a gradient, and what the backward pass needs."""
+        """The results, whether each has a gradient, and the values that the backward pass reads."""
         raise NotImplementedError
 
     def backward(
         self, saved: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        """A gradient per tensor that ``forward`` took, None for none."""
+        """The gradient of each tensor that ``forward`` took, or None."""
         raise NotImplementedError
 
 
@@ -351,7 +354,7 @@ class _Apply(torch.autograd.Function):
 
 
 def run(passes: Passes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of the passes for these tensors, with a history if a gradient is wanted."""
+    """The results of the passes for these tensors, with an autograd history if a gradient is needed."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Apply.apply(passes, *tensors))
     with torch.no_grad():
@@ -359,7 +362,7 @@ def run(passes: Passes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def modes() -> tuple[object, ...]:
-    """What of torch's modes decides how a function is recorded."""
+    """The modes of torch that affect what a function records."""
     return (
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("xla"),
@@ -368,7 +371,7 @@ def modes() -> tuple[object, ...]:
 
 
 def snapshot(tensor: torch.Tensor | Storage) -> XLATensor:
-    """A tensor with the value that ``tensor`` has now; what is written to it later leaves it alone."""
+    """A tensor with the present value of ``tensor``, which later writes to ``tensor`` do not change."""
     s = tensor if isinstance(tensor, Storage) else tensor._s  # type: ignore[attr-defined]
     trace: Trace = s.trace
     whole = tensor_on(s) if isinstance(tensor, Storage) else tensor

@@ -1,9 +1,9 @@
-"""``GRU``: ``torch.nn.GRU`` whose time steps are one loop of the program."""
+"""``GRU``: a ``torch.nn.GRU`` whose time steps are one loop of the program."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -13,9 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 from xla_core.computations.scan import scan
 
 MSG_BIDIRECTIONAL: Final = (
-    "the GRU of torch_xla.experimental.gru has one direction; this is torch.nn.GRU instead, whose "
-    "time steps are as many operators each"
+    "the GRU of torch_xla.experimental.gru has one direction; this is a torch.nn.GRU instead, which records "
+    "operators for each time step"
 )
+# The position of ``bidirectional`` among the arguments of ``torch.nn.GRU``.
+_BIDIRECTIONAL: Final = 6
 MSG_PROJECTION: Final = "GRU only supports no projection."
 MSG_PACKED: Final = "PackedSequence is not supported. Use a regular tensor instead."
 MSG_DIMENSIONS: Final = "GRU: Expected input to be 2D or 3D, got {dim}D instead"
@@ -23,16 +25,17 @@ MSG_STATE: Final = "For {kind} {dim}-D input, hx should also be {dim}-D but got 
 
 
 class GRU(nn.GRU):
-    """``torch.nn.GRU`` with the same arguments, parameters and results, in one direction.
+    """``torch.nn.GRU`` in one direction, with the same arguments, parameters and results.
 
-    A layer is one ``scan`` over time: compile time does not grow with the sequence. With
-    ``bidirectional=True`` a ``torch.nn.GRU`` is made, with a warning. Raises ValueError for ``proj_size``,
-    which ``torch.nn.GRU`` refuses, too.
+    A layer is one ``scan`` over time, so that the compile time does not grow with the length of the sequence. With
+    ``bidirectional=True`` the constructor warns and returns a ``torch.nn.GRU``. Raises ValueError for
+    ``proj_size``, which ``torch.nn.GRU`` refuses, too.
     """
 
-    def __new__(cls, *args: object, **kwargs: object) -> Any:
-        """A ``torch.nn.GRU`` for two directions, which this class does not have."""
-        if kwargs.get("bidirectional"):
+    def __new__(cls, *args: object, **kwargs: object) -> nn.GRU:
+        """A ``torch.nn.GRU`` if two directions are asked for, which this class does not have."""
+        by_position = len(args) > _BIDIRECTIONAL and args[_BIDIRECTIONAL]
+        if kwargs.get("bidirectional") or by_position:
             warnings.warn(MSG_BIDIRECTIONAL, stacklevel=2)
             return nn.GRU(*args, **kwargs)
         return super().__new__(cls)
@@ -45,9 +48,11 @@ class GRU(nn.GRU):
     def forward(  # type: ignore[override]
         self, input: torch.Tensor, hx: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output (time, batch, hidden) and last states (layers, batch, hidden), as ``torch.nn.GRU``.
+        """The output (time, batch, hidden) and the last states (layers, batch, hidden), as in ``torch.nn.GRU``.
 
-        Raises TypeError for a PackedSequence, ValueError and RuntimeError for wrong dimensions.
+        ``input`` is (time, batch, features), or with ``batch_first`` (batch, time, features), or (time, features);
+        ``hx`` are the first states (default: zeros). Raises TypeError for a PackedSequence, ValueError and
+        RuntimeError for wrong dimensions.
         """
         if isinstance(input, PackedSequence):
             raise TypeError(MSG_PACKED)
@@ -64,6 +69,8 @@ class GRU(nn.GRU):
             states = steps.new_zeros(self.num_layers, steps.shape[1], self.hidden_size)
         else:
             states = hx if batched else hx.unsqueeze(1)
+        given = input if batched else input.unsqueeze(0 if self.batch_first else 1)
+        self.check_forward_args(given, states, None)
         output, last = self._layers(steps, states)
         if not batched:
             return output.squeeze(1), last.squeeze(1)
@@ -88,7 +95,7 @@ class GRU(nn.GRU):
         b_hh = getattr(self, f"bias_hh_l{number}") if self.bias else None
 
         def cell(h: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            # x comes projected: outside of the loop it is one large product
+            # x is projected outside of the loop, in one large product
             x_r, x_z, x_n = x.chunk(3, dim=1)
             h_r, h_z, h_n = F.linear(h, w_hh, b_hh).chunk(3, dim=1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)

@@ -1,4 +1,4 @@
-"""``j2t_autograd``: functions of jax that PyTorch's autograd goes through, by ``jax.vjp``."""
+"""``j2t_autograd``: jax functions with gradients in PyTorch's autograd, by ``jax.vjp``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from xla_core.torch_bridge.operands import Tree
 
 
 def j2t_autograd(fn: Callable[..., object]) -> Callable[..., Any]:
-    """A function on ``xla`` tensors of ``fn``, a function on jax arrays, with gradients.
+    """A differentiable function on ``xla`` tensors that calls ``fn``, a function on jax arrays.
 
-    ``fn`` is called as by ``call_jax``. Where a gradient is wanted, ``jax.vjp`` gives the forward pass,
-    what it keeps, and the backward pass; each is one operation of the step.
+    ``fn`` is called as by ``call_jax``. If a gradient is wanted, ``jax.vjp`` gives the forward pass, the values
+    that it saves, and the backward pass; each pass is one operation of the step. Gradients of complex tensors
+    follow PyTorch's convention.
     """
 
     @functools.wraps(fn)
@@ -43,14 +44,14 @@ def j2t_autograd(fn: Callable[..., object]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """``fn`` of flattened arguments, of which those at ``places`` have gradients; equal ones are equal."""
+    """``fn`` as a function of flattened arguments, of which those at ``places`` have gradients."""
 
     fn: Callable[..., object]
     structure: Hashable
     places: tuple[int, ...]
 
     def __call__(self, differentiable: Sequence[jax.Array], others: Sequence[jax.Array]) -> Tree:
-        """The results of ``fn``, and the function from their gradients to those at ``places``."""
+        """The results of ``fn``, and the function from their gradients to those of the arguments at ``places``."""
 
         def flat(arrays: Sequence[jax.Array]) -> jax.Array:
             leaves = list(others)
@@ -63,19 +64,22 @@ class _Call:
 
 
 def _pull(vjp: Callable[[Any], Any], gradients: Any) -> object:
-    """The gradients of a function's arguments, from those of its results."""
+    """The gradients of a function's arguments, from those of its results.
 
-    def tangent(array: Any) -> jax.Array:
+    A gradient of PyTorch is the complex conjugate of jax's.
+    """
+
+    def cotangent(array: Any) -> jax.Array:
         if jnp.issubdtype(array.dtype, jnp.inexact):
-            return array
-        return np.zeros(array.shape, jax.dtypes.float0)  # what jax wants for integers
+            return jnp.conj(array)
+        return np.zeros(array.shape, jax.dtypes.float0)  # as jax requires for integers
 
-    (pulled,) = vjp(jax.tree.map(tangent, gradients))
-    return pulled
+    (pulled,) = vjp(jax.tree.map(cotangent, gradients))
+    return jax.tree.map(jnp.conj, pulled)
 
 
 class _Vjp(Passes):
-    """One call of a function of jax, and its gradient."""
+    """One call of a jax function, and its gradient."""
 
     def __init__(self, call: _Call, others: list[jax.Array]) -> None:
         self.call = call

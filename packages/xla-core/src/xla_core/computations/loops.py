@@ -1,4 +1,4 @@
-"""``while_loop`` and ``fori_loop``: loops of the program whose length only the device knows."""
+"""``while_loop`` and ``fori_loop``: loops of the program, whose number of iterations the device decides."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ def while_loop(
     carried_inputs: Sequence[Tree],
     additional_inputs: Sequence[Tree] | None = None,
 ) -> list[torch.Tensor]:
-    """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, on the device.
+    """Run ``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)`` on the device.
 
-    Both functions are recorded once: they must not read values nor write in place. ``carried_inputs``
-    are ``xla`` tensors, or ints, which become tensors; what else the functions use they may capture.
-    ``additional_inputs`` are tensors, or ints (sizes, from ``torch.compile``), which stay numbers.
-    The result has no history: how often the loop runs, and so what a gradient would need, is known
-    to the device only; ``scan`` has gradients.
-    Raises ValueError for a body that changes shapes or dtypes, TypeError for tensors elsewhere.
+    Both functions are recorded once, so they must not read values or write in place; they may capture tensors.
+    ``carried_inputs`` are ``xla`` tensors, or ints, which become tensors. ``additional_inputs`` (default: none) are
+    tensors, or ints (sizes, from ``torch.compile``), which stay numbers. Returns the last carried tensors. They
+    have no autograd history, since only the device knows the number of iterations; ``scan`` has gradients. Raises
+    ValueError if the body changes shapes or dtypes, TypeError for tensors on other devices.
     """
     trace = find_trace(carried_inputs)
     given = [torch.tensor(t, device=trace.device) if type(t) is int else t for t in carried_inputs]
@@ -94,7 +93,7 @@ def while_loop(
 
 
 def _in_place(additional: Sequence[Tree], tensors: Sequence[jax.Array]) -> list[Tree]:
-    """``additional`` with ``tensors`` where it has tensors."""
+    """``additional`` with its tensors replaced by ``tensors``, in order."""
     rest = iter(tensors)
     return [t if isinstance(t, int) else next(rest) for t in additional]
 
@@ -108,8 +107,8 @@ def _of_torch(
 ) -> tuple[torch.Tensor, ...]:
     """``torch._higher_order_ops.while_loop`` on ``xla`` tensors.
 
-    PyTorch's backward pass of a loop is a loop, too: it counts with a number on the CPU, which goes to the device,
-    and reads it to find the iteration's values, so that each iteration is a step of its own.
+    PyTorch's backward pass of a loop is a loop, too. It counts with a tensor on the CPU, which is moved to the
+    device, and reads that tensor to find the values of an iteration, so that each iteration is a step of its own.
     """
     device = find_trace(carried_inputs).device
     carried = [t.to(device) if _is_cpu_number(t) else t for t in carried_inputs]
@@ -127,8 +126,8 @@ def _is_cpu_number(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type == "cpu"
 
 
-# Where a gradient is wanted, PyTorch keeps the carried values of all iterations, as many as there are: the
-# condition is read in each, as on its other devices.
+# If a gradient is wanted, PyTorch keeps the carried values of all iterations. Their number is not known before, so
+# the condition is read in each iteration, as on PyTorch's other devices.
 while_loop_stack_output_op.py_impl(XLATensor)(partial(while_loop_dense, stack_output=True))
 
 
@@ -138,11 +137,15 @@ def fori_loop(
     body_fun: Callable[..., object],
     *input_value: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """``body_fun`` applied ``upper - lower`` times: what is left of that number (0), then its values.
+    """Apply ``body_fun`` ``upper - lower`` times; returns the number of iterations left (0) and the last values.
 
-    ``body_fun`` takes and returns ``input_value`` (one tensor, or several), not the iteration. The
-    bounds may be tensors of one element, which only the device knows. No history, as in ``while_loop``.
+    ``body_fun`` takes and returns ``input_value`` (one tensor, or several), not the number of the iteration. The
+    bounds are ints, or tensors of one element, which are not read. The results have no autograd history, as those
+    of
+    ``while_loop``.
     """
+    # unsigned integers would wrap around where the lower bound is larger
+    lower, upper = (n.long() if isinstance(n, torch.Tensor) else n for n in (lower, upper))
     left = upper - lower
     if not isinstance(left, torch.Tensor):
         left = torch.tensor(left, device=find_trace(input_value).device)
@@ -155,7 +158,7 @@ def fori_loop(
 
 
 def _widened(seen: Sequence[Tree], indices: Sequence[Tree]) -> tuple[object, ...]:
-    """The smallest and largest of indices so far and of one more iteration."""
+    """The smallest and largest indices ``seen`` so far, updated with the ``indices`` of one more iteration."""
     return tuple(
         jnp.stack([jnp.minimum(s[0], jnp.min(i[..., 0])), jnp.maximum(s[1], jnp.max(i[..., 1]))])
         if i.size
@@ -166,7 +169,7 @@ def _widened(seen: Sequence[Tree], indices: Sequence[Tree]) -> tuple[object, ...
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """A condition and a body, the first ``carried`` arguments of which change."""
+    """A condition and a body, whose first ``carried`` arguments are the carried values."""
 
     condition: Recorded
     body: Recorded
@@ -180,7 +183,7 @@ class _Loop:
         key = (_Loop, id(condition.joint), self.carried)
         computation = programs.get(key)
         if computation is None:
-            # the condition is kept, too: its address is in the key
+            # the condition is kept because its id is in the key
             computation = programs[key] = (self._computation(), condition.joint)
         values = computation[0](
             [*tensors, *captured],

@@ -1,4 +1,4 @@
-"""What a scan by hand is made of: a function's two passes, trees without None, autograd functions of trees."""
+"""Parts for scans written by hand: the passes of a function, trees without None, autograd functions of trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from xla_core.computations.rematerialization import PartitionFn
 from xla_core.torch_bridge.operands import Gradients, Tree
 
-MSG_PARTS: Final = "parts of the lengths {lengths} do not make up a sequence of {whole} items"
+MSG_PARTS: Final = "parts of the lengths {lengths} do not add up to a sequence of {whole} items"
 MSG_GRADIENTS: Final = "{name}.backward returned {got} gradients for {wanted} arguments"
 
 
@@ -23,13 +23,13 @@ def value_and_grad_partitioned(
     partition_fn: PartitionFn = default_partition,
     is_fn_pure: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The passes of ``scan`` over ``fn``, for loops that are written by hand; three functions.
+    """Three functions that are the passes of ``scan`` over ``fn``, for loops that are written by hand.
 
-    ``forward(carry, x)`` gives ``(carry, (y, activations))``. ``alias_input(stacked, xs)`` gives the
-    stacked activations of all iterations from those that ``forward`` made and from ``xs``, which
-    are not kept twice. ``backward(carry_gradient, (y_gradient, activations))`` gives the gradients of ``carry``
-    and ``x``, None where nothing flows. What is kept is the carry: the rest is computed again.
-    ``init``, ``xs``, ``partition_fn`` and ``is_fn_pure`` are accepted as ``scan`` takes them.
+    ``forward(carry, x)`` returns ``(carry, (y, activations))``. ``alias_input(stacked, xs)`` returns the stacked
+    activations of all iterations, from those of ``forward`` and from ``xs``, which are not kept twice.
+    ``backward(carry_gradient, (y_gradient, activations))`` returns the gradients of ``carry`` and ``x``, None for
+    leaves without one. The carry is kept, and everything else is computed again. ``init``, ``xs``, ``partition_fn``
+    and ``is_fn_pure`` are accepted as by ``scan`` and have no effect.
     """
     del init, xs, partition_fn, is_fn_pure
 
@@ -53,7 +53,7 @@ def _computed_again(
     activations: Tree,
     flowing: tuple[Tree, Tree],
 ) -> tuple[Tree, Tree]:
-    """The gradients of ``fn``'s two arguments, from those that flow into its results."""
+    """The gradients of the two arguments of ``fn``, from ``flowing``, the gradients of its results."""
     with torch.enable_grad():
         given = _pytree.tree_map(_fresh, activations)
         results = fn(*given)
@@ -79,14 +79,14 @@ def _differentiable(leaf: Tree) -> bool:
 
 
 def _fresh(leaf: Tree) -> object:
-    """A leaf of autograd's graph with the same value, for what has gradients."""
+    """A detached tensor with the same value that requires a gradient if its dtype allows; others unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
 
 
 def tree_flatten_none(pytree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The leaves of a tree that are not None, and what makes a tree of such leaves again."""
+    """The leaves of a tree that are not None, and a function that makes the tree of such leaves again."""
     leaves, spec = _pytree.tree_flatten(pytree)
     there = [leaf is not None for leaf in leaves]
 
@@ -98,7 +98,7 @@ def tree_flatten_none(pytree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]]
 
 
 def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Any], ...]:
-    """``seq`` cut into parts of these lengths, which have to add up to its own. Raises ValueError."""
+    """Cut ``seq`` into parts of these lengths. Raises ValueError unless they add up to the length of ``seq``."""
     if sum(part_lengths) != len(seq):
         raise ValueError(MSG_PARTS.format(lengths=part_lengths, whole=len(seq)))
     parts, start = [], 0
@@ -111,8 +111,9 @@ def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Any], ...]:
 def pytreeify(cls: Any) -> type:
     """An autograd function like ``cls`` whose arguments and results are trees of tensors.
 
-    ``cls.forward(ctx, *trees)`` returns a tree, or a tuple of them; ``cls.backward(ctx, *gradients)`` takes
-    trees like the results and returns one like each argument, or None.
+    ``cls.forward(ctx, *trees)`` returns a tree, or a tuple of trees. ``cls.backward(ctx, *gradients)`` takes trees
+    like the results, and returns for each argument a tree like it, or None. Its backward pass raises ValueError for
+    another number of gradients.
     """
 
     class OfTrees(torch.autograd.Function):
@@ -134,7 +135,7 @@ def pytreeify(cls: Any) -> type:
     class Trees(cls):  # type: ignore[misc]
         @classmethod
         def apply(cls, *trees: Tree) -> Tree:
-            """The function's results, with a history."""
+            """The function's results, with an autograd history."""
             leaves, spec = _pytree.tree_flatten(trees)
             specs: list[object] = []
             flat = OfTrees.apply(specs, spec, *leaves)
@@ -146,7 +147,7 @@ def pytreeify(cls: Any) -> type:
 
 
 def _flat_gradients(name: str, gradients: Tree, spec: Any) -> list[object]:
-    """The gradients of all leaves; None for an argument is None for each of its leaves."""
+    """The gradients of all leaves; an argument whose gradient is None has None for each leaf."""
     given = gradients if isinstance(gradients, tuple) else (gradients,)
     children = spec.children()
     if len(given) != len(children):

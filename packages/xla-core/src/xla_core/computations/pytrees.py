@@ -1,4 +1,4 @@
-"""Pytrees of tensors, flattened; None may stand wherever a tensor may, and stays where it is."""
+"""Flattens pytrees of tensors, which may contain None in place of a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MSG_LEAF: Final = "{what} contains {got}; its leaves are tensors on an xla devic
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Structure:
-    """How flattened tensors are put together again; equal for equal structures."""
+    """The structure of a flattened tree: its spec, and which of its leaves are tensors and not None."""
 
     spec: Any
     present: tuple[bool, ...]
@@ -31,7 +31,7 @@ class Structure:
 
 
 def flatten(tree: Tree, what: str) -> tuple[list[XLATensor], Structure]:
-    """The tensors of a tree, and its structure. Raises TypeError, naming ``what``, for other leaves."""
+    """The tensors of a tree, and its structure. Raises TypeError, with ``what`` in its text, for other leaves."""
     leaves, spec = pytree.tree_flatten(tree)
     tensors: list[XLATensor] = []
     for leaf in leaves:
@@ -44,5 +44,5 @@ def flatten(tree: Tree, what: str) -> tuple[list[XLATensor], Structure]:
 
 
 def metas(tensors: Sequence[torch.Tensor]) -> tuple[TensorMeta, ...]:
-    """Shapes and dtypes of tensors."""
+    """The shapes and dtypes of tensors."""
     return tuple(tensor_meta(tuple(t.shape), t.dtype) for t in tensors)

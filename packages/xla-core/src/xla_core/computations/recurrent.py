@@ -1,8 +1,8 @@
-"""Recurrent nets over sequences of many lengths are operators of our own: PyTorch's are as many as time steps.
+"""Chooses between two implementations of recurrent nets: PyTorch's operators for each time step, or our loops.
 
-A kernel stands before PyTorch's composites, and calls them wherever it is not asked for something else. If nothing
-is set, the first two lengths of a net are PyTorch's, and what comes after them is ours: a net that only ever sees
-one length stays as it is.
+Kernels for PyTorch's recurrent operators make the choice. With ``XLA_VARYING_SHAPES`` set, it decides. Otherwise
+the first two lengths of a net use PyTorch's implementation, and further lengths ours, whose program serves all
+lengths. So a net of fixed length keeps PyTorch's.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from xla_core.support import caches, flags
 
 _KINDS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DTYPES: Final = (torch.float32, torch.float64)
-# A net of fixed lengths may have another one for evaluation.
+# two, because a net of fixed length may have another length in evaluation
 _PYTORCHS_FIRST: Final = 2
 
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
-# The first lengths of each net, which is named by its kind and the shapes of its weights.
+# The first lengths of each net, which is identified by its kind and the shapes of its weights.
 _first_lengths: caches.Bounded[Hashable, frozenset[Hashable]] = caches.Bounded(
     "first lengths of recurrent nets", 1024
 )
 
 
 def install(nets: Callable[[], object]) -> None:
-    """Take over the recurrent operators.
-
-    ``nets()`` gives a module with ``of_sequences``, ``of_packed`` and ``padded``.
-    """
+    """Register the kernels; ``nets()`` returns a module with ``of_sequences``, ``of_packed`` and ``padded``."""
     if _libraries:
         return
     library = torch.library.Library("aten", "IMPL")
@@ -51,7 +48,10 @@ def install(nets: Callable[[], object]) -> None:
 
 
 def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> object:
-    """``args`` are the operator's, behind the kind of net if there is one."""
+    """Run function ``name`` of the module, or PyTorch's decomposition.
+
+    ``args`` are the kind of net, if there is one, and the operator's arguments.
+    """
     kind, operands = (args[:1], args[1:]) if isinstance(args[0], str) else ((), args)
     chosen = flags.VARYING_SHAPES.get()
     if chosen is not False and _ours(operands) and (chosen or _is_late(name, kind, operands)):
@@ -62,9 +62,9 @@ def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> ob
 def _unpacked(
     overload: Any, nets: Callable[[], Any], gradient: torch.Tensor, sizes: Any, *how: Any
 ) -> object:
-    """The gradient of what was packed: PyTorch copies it time step by time step.
+    """The gradient of packing a padded sequence, which PyTorch copies one time step after the other.
 
-    ``sizes`` are those of the result, ``how`` are the batch sizes, and whether the batch comes first.
+    ``sizes`` is the shape of the result; ``how`` are the batch sizes, and whether the batch comes first.
     """
     if flags.VARYING_SHAPES.get() is False or not isinstance(gradient, XLATensor):
         return overload.decompose(gradient, sizes, *how)
@@ -73,9 +73,9 @@ def _unpacked(
 
 
 def _is_late(name: str, kind: tuple[str, ...], operands: tuple[Any, ...]) -> bool:
-    """Whether a net has seen two other lengths before: of its sequences, or all those that are packed.
+    """Whether the net has had two other lengths before (for packed sequences, two other lists of lengths).
 
-    Programs of several devices, and operators that run one by one, share nothing among lengths.
+    False in eager mode and for programs over several devices, where lengths do not share programs.
     """
     data = operands[0]
     if eager_mode.is_on() or data._s.trace.backend.shard_count() > 1:
@@ -98,7 +98,7 @@ def _is_late(name: str, kind: tuple[str, ...], operands: tuple[Any, ...]) -> boo
 
 
 def _ours(args: tuple[Any, ...]) -> bool:
-    """Whether the operands are tensors of ours, of one dtype, and some time steps."""
+    """Whether our operators support the operands: non-empty ``xla`` tensors of one dtype, without autocast."""
     if torch.is_autocast_enabled("xla") or not args[0].numel():
         return False
     if forward_ad._current_level >= 0:

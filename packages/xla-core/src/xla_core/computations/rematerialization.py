@@ -1,8 +1,8 @@
-"""Which values of a forward pass its backward pass reads, and which it computes once more.
+"""Decides which values of a forward pass are saved for the backward pass, and which are computed again.
 
-By default views and constants are computed again, as they cost nothing, and all else is kept. Another
-``partition_fn`` is one of functorch's (``min_cut_rematerialization_partition``): it is shown the two
-passes as an FX graph of PyTorch's operators, and what its forward graph returns is what is kept.
+By default views and constants are computed again, as they cost nothing, and all other values are saved. Another
+``partition_fn`` is one of functorch's (``min_cut_rematerialization_partition``): it gets the two passes as an FX
+graph of PyTorch's operators, and the values that its forward graph returns are saved.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from xla_core.recording.step_key import Lift, Ref
 
 PartitionFn: TypeAlias = Callable[..., tuple[Any, Any]]
 Keep: TypeAlias = Callable[[Operation, int], bool]
-"""Whether a value, of an operation of the forward pass, is kept for the backward pass."""
+"""Whether a value of an operation of the forward pass, by its number, is saved for the backward pass."""
 
 MSG_UNKNOWN: Final = (
-    "partition_fn keeps {name!r}, which the recorded function does not compute: it may choose what "
-    "is kept, not change the operators"
+    "partition_fn keeps {name!r}, which the recorded function does not compute: it may choose which values "
+    "are kept, but not change the operators"
 )
 
 
@@ -42,7 +42,7 @@ def keep_rule(
     tangents: Sequence[int | None],
     partition_fn: PartitionFn | None,
 ) -> Keep:
-    """What ``partition_fn`` (None: the default) keeps; random numbers are always kept."""
+    """The rule of ``partition_fn`` (None: the default); random numbers are always saved."""
     if not gradients or partition_fn in (None, default_partition):
         free = _free(body, cut)
         return lambda _entry, vid: vid not in free
@@ -51,7 +51,7 @@ def keep_rule(
 
 
 def _free(body: Body, cut: int) -> set[int]:
-    """The values that views show of what is kept anyway, and constants."""
+    """The values that need not be saved: constants, and views of values that are saved or computed anyway."""
     free: set[int] = set()
     given = {v for v, source in body.inputs.items()}
     for entry in operations_of(body.entries[:cut]):
@@ -67,7 +67,7 @@ def _free(body: Body, cut: int) -> set[int]:
 
 
 def _is_as_large(body: Body, entry: Entry, base: int, kept: set[int]) -> bool:
-    """Whether keeping the base of a view takes no more memory than keeping the view."""
+    """Whether saving the base of a view takes no more memory than saving the view."""
     return base in kept or body.meta(base).nbytes <= body.meta(entry.first).nbytes
 
 
@@ -78,7 +78,7 @@ def _chosen(
     tangents: Sequence[int | None],
     partition_fn: PartitionFn,
 ) -> set[int]:
-    """What the forward graph of ``partition_fn`` returns in addition to the results."""
+    """The values that the forward graph of ``partition_fn`` returns in addition to the results."""
     module, values, examples = _graph(body, outputs, gradients, tangents)
     forward, _ = partition_fn(module, examples, num_fwd_outputs=len(outputs))
     (returned,) = next(n for n in forward.graph.nodes if n.op == "output").args
@@ -94,7 +94,7 @@ def _chosen(
 def _graph(
     body: Body, outputs: Sequence[int], gradients: Sequence[int], tangents: Sequence[int | None]
 ) -> tuple[GraphModule, dict[str, int], tuple[list[object], list[object]]]:
-    """The two passes as functorch's partitioners take them, and the values by their nodes' names."""
+    """The two passes as an FX graph for functorch's partitioners, and the value numbers by names of nodes."""
     graph = Graph()
     nodes: dict[int, Node] = {}
     examples: dict[str, list[object]] = {"primals": [], "tangents": []}
@@ -119,7 +119,7 @@ def _fake(meta: TensorMeta) -> torch.Tensor:
 
 
 def _add(graph: Graph, nodes: dict[int, Node], entry: Operation) -> None:
-    """One operation as a node, and a node for each of its results if it has several."""
+    """Add a node for an operation, and a node for each of its results if there are several."""
 
     def shown(a: Any) -> Any:
         if isinstance(a, Ref):
@@ -129,7 +129,7 @@ def _add(graph: Graph, nodes: dict[int, Node], entry: Operation) -> None:
         return [shown(item) for item in a] if isinstance(a, (list, tuple)) else a
 
     plan = entry.plan
-    # partitioners never recompute what writes; recorded operators are pure, whatever was called
+    # partitioners never recompute operators that write; what was recorded is pure in any case
     target = (pure_form(plan.overload) or plan.overload) if plan.written else plan.overload
     named = {name: shown(a) for name, a in entry.kwargs.items() if name != SEED}
     node = graph.call_function(target, tuple(map(shown, entry.args)), named)

@@ -1,8 +1,8 @@
-"""``scan``: a function over the leading dimension of tensors, as one loop of the program.
+"""``scan``: applies a function along the leading dimension of tensors, as one loop of the program.
 
-The function is recorded once, forward and backward. Both passes are loops: the forward one stacks what
-the backward one reads of every iteration, which runs them in reverse and adds up the gradients of what
-the function uses besides its arguments. Every iteration has random numbers of its own.
+The function and its gradient are recorded once, and both passes are loops. The forward loop stacks the values of
+each iteration that the backward loop reads. The backward loop runs in reverse order, and sums the gradients of
+captured tensors. Each iteration has random numbers of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MSG_LENGTHS: Final = (
     "The leaves of the `xs` input PyTree must have the same leading dimension size. "
     "Got {one} and {other}"
 )
-MSG_SCALAR: Final = "a leaf of `xs` has no dimensions; scan goes over the leading one"
+MSG_SCALAR: Final = "a leaf of `xs` has no dimensions; scan needs a leading one"
 MSG_PAIR: Final = "`fn` must return a pair, the next carry and an output; it returned {got}"
 MSG_CARRY: Final = (
     "`fn` must keep the `carry` unchanged in structure, shapes and dtypes. "
@@ -52,16 +52,17 @@ def scan(
     partition_fn: PartitionFn = default_partition,
     is_fn_pure: bool = False,
 ) -> tuple[Tree, Tree]:
-    """``carry, y = fn(carry, x)`` for each ``x`` in ``xs``: the last carry, and the stacked ``y``.
+    """Compute ``carry, y = fn(carry, x)`` for each ``x`` in ``xs``; returns the last carry and the stacked ``y``.
 
-    ``init``, ``xs`` and what ``fn`` returns are pytrees of ``xla`` tensors (or None); an ``x`` has the
-    leaves of ``xs`` without their leading dimension, over which all have one size. ``fn`` is recorded,
-    so it must not read values, nor write in place to what it was given or captured. Gradients flow to
-    ``init``, ``xs`` and to tensors that ``fn`` captures. ``partition_fn`` chooses what is kept for the
-    backward pass (``functorch.compile.min_cut_rematerialization_partition`` computes the cheap parts
-    again). With ``is_fn_pure`` ``fn`` is recorded once per shapes and dtypes and never called again:
-    numbers in it stay as they were; tensors that it captures do not.
-    Raises ValueError for leaves of different lengths and for a carry that changes in shape or dtype.
+    ``init`` (the first carry), ``xs`` and the results of ``fn`` are pytrees of ``xla`` tensors, or None. The leaves
+    of
+    ``xs`` have a common size of the leading dimension, which those of ``x`` lack. ``fn`` is recorded, so it must
+    not read values, or write in place to its arguments or captured tensors. Gradients flow to ``init``, ``xs`` and
+    captured tensors. ``partition_fn`` chooses which values are saved for the backward pass;
+    ``functorch.compile.min_cut_rematerialization_partition`` computes cheap ones again. With ``is_fn_pure``
+    (default: False) ``fn`` is called once per shapes and dtypes; later calls use its numbers of that time, but the
+    present values of captured tensors. Raises ValueError for leaves of different lengths and for a carry that
+    changes its structure, shapes or dtypes.
     """
     if not callable(fn):
         raise ValueError(MSG_CALLABLE.format(fn=fn))
@@ -84,8 +85,8 @@ def scan(
     return structure.unflatten(carry), results.unflatten(stacked)
 
 
-_Found = tuple[Recorded, pytrees.Structure]
-_pure: weakref.WeakKeyDictionary[object, dict[Hashable, _Found]] = weakref.WeakKeyDictionary()
+_Recording = tuple[Recorded, pytrees.Structure]
+_pure: weakref.WeakKeyDictionary[object, dict[Hashable, _Recording]] = weakref.WeakKeyDictionary()
 
 
 def _length(xs: Tree, items: Sequence[torch.Tensor]) -> int:
@@ -102,7 +103,7 @@ def _length(xs: Tree, items: Sequence[torch.Tensor]) -> int:
 
 @dataclasses.dataclass
 class _Call:
-    """One call of ``scan`` on its way to being recorded."""
+    """The arguments of one call of ``scan``, which record its function."""
 
     fn: Callable[[object, object], tuple[object, object]]
     structure: pytrees.Structure
@@ -113,7 +114,7 @@ class _Call:
     results: list[pytrees.Structure] = dataclasses.field(default_factory=list)
 
     def key(self) -> Hashable:
-        """What decides, together with ``fn``, what is recorded."""
+        """The key of the recording, among those of ``fn``."""
         tensors = [*self.carries, *self.items]
         return (
             *(self.structure, self.item_structure, self.partition_fn, self._metas()),
@@ -126,9 +127,9 @@ class _Call:
         items = (tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(self.items))
         return (*pytrees.metas(self.carries), *items)
 
-    def record(self) -> _Found:
-        """``fn`` as two passes, and the structure of its outputs."""
-        # what a carry's gradient is made of may come from any iteration
+    def record(self) -> _Recording:
+        """Record ``fn`` with its gradient; returns the recording, and the structure of the outputs."""
+        # a carry needs a gradient even if ``init`` does not: earlier iterations contribute to it
         flows = [_has_gradient(m) for m in pytrees.metas(self.carries)]
         recorded = joints.record(
             self.items[0]._s.trace,
@@ -164,12 +165,12 @@ def _has_gradient(meta: TensorMeta) -> bool:
 
 
 class _Loops:
-    """The loops of both passes over ``length`` items, the first ``carries`` arguments being the carry.
+    """The loops of both passes over ``length`` items; the first ``carries`` arguments are the carry.
 
-    ``kept`` are the values that the forward loop stacks for the other, ``items`` the arguments that
-    it reads besides, and ``steady`` those carried on as they are; ``stacked`` is all that the forward
-    loop stacks. ``has_gradient`` says for each argument, and each captured tensor with a gradient,
-    whether the backward loop gives one.
+    ``kept`` are the values that the forward loop stacks for the backward loop, ``items`` the arguments that the
+    backward loop also reads, and ``steady`` the carried values that no iteration changes. ``stacked`` are all
+    values that the forward loop stacks. ``has_gradient`` says for each argument, and each captured tensor that
+    needs a gradient, whether the backward loop computes one.
     """
 
     def __init__(self, joint: Joint, carries: int, length: int) -> None:
@@ -232,7 +233,7 @@ class _Loops:
         return tensor_meta((self.length, *meta.shape), meta.dtype)
 
     def _indices(self, key: jax.Array) -> jax.Array:
-        """The numbers of the iterations, where random numbers depend on them."""
+        """The numbers of the iterations if random numbers depend on them, else None."""
         return None if key is None else jnp.arange(self.length)
 
     def _backward(self) -> Computation:
@@ -287,10 +288,10 @@ class _Loops:
         held: Sequence[Tree],
         flowing: Mapping[int, Tree],
     ) -> dict[int, Tree]:
-        """What one iteration of the backward pass begins with, by the numbers of values.
+        """The inputs of one iteration of the backward pass, by value numbers.
 
-        ``of_item`` are its kept values, its items and the gradients of its results, ``flowing`` the gradients
-        of the carry so far.
+        ``of_item`` are its kept values, its items and the gradients of its results; ``flowing`` are the gradients
+        of the carry.
         """
         tangents = self.joint.tangents
         kept, items, of_ys = of_item
@@ -303,7 +304,7 @@ class _Loops:
 
 
 def _split(items: Sequence[Tree], counts: Sequence[int]) -> list[Sequence[object]]:
-    """The items in parts of these lengths, and the rest."""
+    """The items cut into parts of these lengths, and the rest."""
     parts = []
     for count in counts:
         parts.append(items[:count])

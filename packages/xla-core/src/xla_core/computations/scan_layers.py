@@ -1,10 +1,10 @@
-"""``scan_layers``: equal layers one after the other, as one loop over their stacked parameters."""
+"""``scan_layers``: a sequence of equal layers as one loop over their stacked parameters."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from functorch.compile import default_partition
@@ -18,12 +18,14 @@ from xla_core.torch_bridge.operands import Tree
 MSG_KEYS: Final = "Layer {number} has mismatched keys.{missing}{extra}"
 MSG_SHAPES: Final = "Shape mismatch for '{name}' in layer {number}: expected {expected}, got {got}."
 MSG_CLASSES: Final = (
-    "Layer {number} is built of other modules than layer 0 ('{name}' is a {got} instead of a "
+    "Layer {number} consists of other modules than layer 0 ('{name}' is a {got} instead of a "
     "{expected}); scan_layers runs all layers with the code of the first"
 )
 
 _Tensors = dict[str, torch.Tensor]
-_ONE_LAYER: weakref.WeakKeyDictionary[nn.Module, Callable[..., object]] = (
+_OneLayer = Callable[..., tuple[object, object]]
+# For each first layer the functions to scan, by the modes (training or evaluation) of its modules.
+_PURE_LAYERS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], _OneLayer]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -34,13 +36,13 @@ def scan_layers(
     partition_fn: PartitionFn = default_partition,
     is_layer_pure: bool = False,
 ) -> Tree:
-    """``torch.nn.Sequential(*layers)(input_data)`` as one ``scan``: the first layer is compiled for all.
+    """``torch.nn.Sequential(*layers)(input_data)`` as one ``scan``, so that one layer is compiled for all.
 
-    The layers have the same modules, parameter names and shapes, and compute the same (dropout
-    probabilities and other numbers are the first layer's); what one returns the next takes. Layers
-    must not write to their buffers (batch normalization in training does). ``partition_fn`` and
-    ``is_layer_pure`` are ``scan``'s. Without layers ``input_data`` is returned.
-    Raises ValueError for layers that differ in structure.
+    The layers must have the same modules, parameter names and shapes. All run the code of the first layer, with its
+    numbers (such as dropout probabilities) and modes. Each takes what the layer before returns. Layers must not
+    write to their buffers, as batch normalization does in training. ``partition_fn`` and ``is_layer_pure`` are
+    ``partition_fn`` and ``is_fn_pure`` of ``scan``. Without layers, ``input_data`` is returned. Raises ValueError
+    for layers that differ in structure.
     """
     every = list(layers)
     if not every:
@@ -54,27 +56,27 @@ def scan_layers(
         pytree.tree_map(lambda *tensors: torch.stack(tensors), *tensors)
         for tensors in (parameters, buffers)
     )
-    if not any(stacked):  # layers without a single tensor leave nothing to go over
+    if not any(stacked):  # without parameters and buffers there is nothing to scan over
         return nn.Sequential(*every)(input_data)
     one = _one_layer(every[0], is_layer_pure)
     result, _ = scan(one, input_data, stacked, partition_fn, is_fn_pure=is_layer_pure)
     return result
 
 
-def _one_layer(first: nn.Module, kept: bool) -> Callable[..., Any]:
-    """The function to scan; the same one for the same layer if it is to be found again."""
-    kept_function = _ONE_LAYER.get(first) if kept else None
-    if kept_function is not None:
-        return kept_function
-    alive = weakref.ref(first)  # the dictionary must not keep its own key
+def _one_layer(first: nn.Module, kept: bool) -> _OneLayer:
+    """The function to scan; if ``kept``, the same one for the same layer in the same modes."""
+    modes = tuple(module.training for module in first.modules())
+    by_modes = _PURE_LAYERS.setdefault(first, {}) if kept else {}
+    if modes in by_modes:
+        return by_modes[modes]
+    alive = weakref.ref(first)  # the dictionary must not keep its own key alive
 
     def one_layer(carry: Tree, tensors: tuple[_Tensors, _Tensors]) -> tuple[object, None]:
         layer = alive()
         assert layer is not None
         return torch.func.functional_call(layer, tensors, carry, strict=True), None
 
-    if kept:
-        _ONE_LAYER[first] = one_layer
+    by_modes[modes] = one_layer
     return one_layer
 
 

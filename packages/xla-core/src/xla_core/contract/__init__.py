@@ -1,1 +1,1 @@
-"""What crosses the border to device plugins and sibling packages. Imports nothing of ours, no torch, no jax."""
+"""The interfaces to device plugins and sibling packages. Imports no other package of ours, no torch, no jax."""

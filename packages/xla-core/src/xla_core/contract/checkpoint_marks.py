@@ -1,4 +1,4 @@
-"""What objects say of themselves to those that take checkpoints of a whole run: names of attributes."""
+"""Names of attributes that mark objects for checkpoints of a whole run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = [
 ]
 
 ROWS_OF: Final = "rows_of"
-"""Of a parameter that is this process's part of one: the whole's shape, and the number of the part's first row."""
+"""On a parameter that is this process's part of a whole: the whole's shape, and the part's first row."""
 
 OWN_STATE: Final = "state_of_each_process"
-"""Of an object, true: its ``state_dict()`` is this process's own, and is read again by as many processes."""
+"""True on an object whose ``state_dict()`` differs between processes, and is loaded by as many processes."""

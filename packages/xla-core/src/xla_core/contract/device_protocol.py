@@ -1,9 +1,8 @@
-"""The contract between xla-core and a device plugin: the only objects that cross that border.
+"""The contract between xla-core and device plugins: all objects that they exchange.
 
-A plugin never sees torch and never sees a trace. It is handed StableHLO (``Program``) and host
-arrays, and gives back opaque ``Buffer`` and ``Executable`` objects. The same contract carries one
-device, several devices of one process, meshes over several processes, and topologies that have no
-chips at all (ahead-of-time compilation).
+A plugin does not use torch or traces. It gets StableHLO (``Program``) and host arrays, and returns opaque
+``Buffer`` and ``Executable`` objects. The same contract serves one device, several devices of one process, meshes
+over several processes, and topologies without chips (ahead-of-time compilation).
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """What a process knows of the job before its client starts; filled by the topology hook.
+    """What a process knows about the job before its client starts; the topology hook returns it.
 
     ``process_index`` of ``process_count`` processes, which meet at ``coordinator_address``
     (``host:port``) through ``distributed_client``, jaxlib's runtime client for it.
     ``local_device_count`` overrides the plugin's own count of this process's devices.
     ``aot_topology`` names a topology to compile for without any chip (``v5e:4x4``): the client's
     ``local_devices`` are then those of the topology and its buffers have no values.
-    ``options`` is for agreements between one extension and one plugin.
+    ``options`` are for use between one extension and one plugin.
     """
 
     process_index: int = 0
@@ -115,7 +114,7 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A lowered step: what a plugin compiles.
+    """A lowered step, which a plugin compiles.
 
     ``name`` is the step's name in reports and profiles. ``inputs`` and ``outputs`` are shapes and dtypes in the
     order of the module's arguments and results. ``placement`` says which devices run it: ``num_replicas`` times
@@ -144,7 +143,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outlining:
-    """Whether and how a device's compiler gains from repeats lowered as functions that it keeps.
+    """Whether and how a device's compiler benefits from repeats that are lowered as functions.
 
     ``wanted`` is the default where the user says nothing (``XLA_OUTLINE_REPEATS``). A run of
     operations becomes a function if it has at least ``min_operations`` and if that leaves at least
@@ -185,7 +184,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a client is, and what it can do in addition to the methods of ``DeviceClient``; by default nothing.
+    """Properties of a client, and its abilities in addition to the methods of ``DeviceClient``; by default none.
 
     ``shapes_only``: its buffers have shapes and no values (ahead-of-time compilation). ``outlining``: how its
     compiler gains from repeats. ``rehearse(executable) -> bool``: runs what ``deserialize`` gave once, on
@@ -279,23 +278,23 @@ class Executable(Protocol):
 
 
 class DeferredExecutable(Executable, Protocol):
-    """An executable whose run no interrupt can tear from what it donates; optional."""
+    """An executable whose run and donations an interrupt (KeyboardInterrupt) cannot separate; optional."""
 
     def deferred(
         self, arguments: list[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[object]:
         """An iterator that does what ``execute`` does once it is exhausted, and extends ``results``.
 
-        It runs no Python function (``map`` over functions of C). With ``checked`` the arguments are not checked,
-        and come into their list only when the run begins.
+        It runs no Python function (``map`` over functions of C). With ``checked`` the caller has
+        checked the arguments; they are added to their list only when the run begins.
         """
         ...
 
 
 class ReplicaExecutable(Executable, Protocol):
-    """A program of replicas that takes and gives buffers of this process's own device; optional.
+    """A program of replicas that takes and returns buffers of this process's own device; optional.
 
-    Without it they are assembled and taken apart.
+    Without it the core assembles global buffers for ``execute`` and takes this process's shard of each result.
     """
 
     def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
@@ -316,7 +315,7 @@ class DeviceClient(Protocol):
     # Since version 2 it has ``capabilities: Capabilities``; ask ``capabilities_of``.
 
     def devices(self) -> Sequence[DeviceDescription]:
-        """All devices of the job, by id."""
+        """All devices of the job, in the order of their ids."""
         ...
 
     def local_devices(self) -> Sequence[DeviceDescription]:

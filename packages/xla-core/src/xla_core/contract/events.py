@@ -1,4 +1,4 @@
-"""Events: what the core tells listeners, where something rare happens.
+"""Events that the core sends to listeners when something rare happens.
 
 Each kind is a class below. A listener that subscribes to a class gets its instances; one that subscribes to
 ``Event`` gets all of them. Times are nanoseconds. What a listener raises is raised where the event happened.
@@ -43,12 +43,12 @@ __all__ = [
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Event:
-    """Anything that happened."""
+    """The base class of all events."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramMissing(Event):
-    """A step that no known program computes; emitted before anything is lowered.
+    """A step has no compiled program yet; emitted before it is lowered.
 
     Raising here refuses it, the trace stays as it was. ``entries`` are the step's operations in ``trace``; ``name``
     is the step's for people, ``digest`` for caches. ``outputs`` are the numbers of the wanted values, ``aliases``
@@ -97,7 +97,7 @@ class ProgramLoaded(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramEvicted(Event):
-    """A program was forgotten to make room for others; the next step that needs it makes it again."""
+    """A program was evicted from the cache; the next step that needs it compiles it again."""
 
     program: Any
 
@@ -111,7 +111,7 @@ class StepsForgotten(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class RunRequested(Event):
-    """A run was asked for: it is enqueued now, or waits for its program, which is still being compiled."""
+    """A run was requested: it is enqueued now, or once its program is compiled."""
 
     trace: Any
     program: Any
@@ -119,7 +119,7 @@ class RunRequested(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramExecuted(Event):
-    """A run was enqueued. While anybody listens to this, no run waits for its program.
+    """A run of ``program`` was enqueued. While this event has a listener, no run waits for its compilation.
 
     ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
     it. It is at the beginning of a step, without entries, if no step of it ran, but a graph of ``torch.compile`` or
@@ -144,7 +144,7 @@ class ExecutionRefused(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Flushed(Event):
-    """What was pending on ``trace`` was run: ``operations`` of them.
+    """The ``operations`` operations pending on ``trace`` were run.
 
     ``nanoseconds`` are the host's, with everything above: compiling, loading, enqueuing.
     """
@@ -188,7 +188,7 @@ class Waited(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Fallback(Event):
-    """An operator ran on the CPU, asked for at the user's ``filename`` and ``line``.
+    """An operator without a lowering ran on the CPU, called at ``filename`` and ``line`` of the user's program.
 
     ``nanoseconds`` are all that it took: computing and fetching its operands, the operator itself, sending its
     results. It is told of when it raised, too.
@@ -208,21 +208,21 @@ class StepMarked(Event):
 
 
 E = TypeVar("E", bound=Event)
-"""A kind of event, in the types of ``subscribe`` and of functions around it."""
+"""The class of an event, as a type variable of ``subscribe`` and related functions."""
 _subscriptions: list[tuple[type[Event], Callable[[Any], None]]] = []
 
 
 class _Known:
-    """What follows from the subscriptions, for each kind that was asked for since they changed.
+    """The listeners of each kind of event, cached since the subscriptions last changed.
 
-    Another table after each change: a thread that has just read the former ones writes to the old table.
+    Each change makes a new table, so that a thread that has read the old subscriptions writes to the old table.
     """
 
     listeners: dict[type[Event], tuple[Callable[[object], None], ...]] = {}
 
 
 class Events(Protocol):
-    """What an extension is handed to subscribe with: this module."""
+    """The type of the object that extensions subscribe through: this module."""
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> Callable[[], None]:
         """See ``subscribe``."""
@@ -230,7 +230,7 @@ class Events(Protocol):
 
 
 def subscribe(kind: type[E], listener: Callable[[E], None]) -> Callable[[], None]:
-    """Call ``listener(event)`` for every event of this kind; returns a function that ends it.
+    """Call ``listener(event)`` for every event of this kind; returns a function that unsubscribes it.
 
     ``Event`` is every kind. Listeners are called in the order in which they subscribed.
     """
@@ -264,5 +264,5 @@ def emit(event: Event) -> None:
 
 
 def listening(kind: type[Event]) -> bool:
-    """Whether there is a listener of this kind: ask before you compute what only the event needs."""
+    """Whether this kind of event has a listener; check it before computing values that only the event needs."""
     return bool(_listeners_of(kind))

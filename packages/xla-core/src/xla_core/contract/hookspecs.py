@@ -1,4 +1,4 @@
-"""The hooks through which other packages take part in cold decisions (pluggy specifications).
+"""The hooks through which other packages take part in decisions that are made rarely (pluggy specifications).
 
 An extension is an entry point of the group ``xla_core.extensions``: a module or object with
 functions of these names, marked with ``hookimpl``. None of them runs per operation. Subscribers
@@ -54,7 +54,7 @@ def xla_core_topology(device_type: str, options: Mapping[str, str]) -> Topology 
 
 @hookspec
 def xla_core_client_started(client: DeviceClient) -> None:
-    """The client runs: its devices can be looked at. Called once, before the first transfer."""
+    """The client has started and its devices are known. Called once, before the first transfer."""
 
 
 @hookspec(firstresult=True)
@@ -66,7 +66,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[Any] | None:
 
 
 class OperatorRegistry(Protocol):
-    """Where lowering rules are registered: what ``extension_api.operators`` has of the same names."""
+    """The registry of lowering rules: the functions of ``extension_api.operators`` with the same names."""
 
     @property
     def rule(self) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
@@ -96,7 +96,7 @@ def xla_core_over_parts(
     results: Sequence[tuple[object, tuple[int, ...]]],
     mesh: object,
 ) -> Any:
-    """``function`` of the parts of ``tensors`` that each device holds, its results as whole tensors; or None.
+    """Apply ``function`` to the shards of ``tensors`` on each device; returns whole tensors, or None.
 
     ``specs`` are the tensors' partition specs, ``results`` those of the results with their whole shapes,
     ``mesh`` a mesh, its text, or None for the global one; a tensor may be None. Called for kernels, which no
@@ -119,11 +119,11 @@ def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice | None:
 def xla_core_replicated_executable(
     executable: Executable, name: str, collectives: Sequence[object], backend: object
 ) -> Executable | None:
-    """What runs a program over all replicas in place of ``executable``; called once for each program.
+    """The executable that runs a program over all replicas in place of ``executable``; called once per program.
 
-    ``name`` is the program's in errors and reports.
-    ``collectives`` are the trace's entries, in order, that talk to other replicas, ``backend`` is
-    this replica's device. The answer takes and gives buffers of this device alone.
+    ``name`` is the program's name in errors and reports, ``collectives`` are the trace's entries that communicate
+    with other replicas, in order, and ``backend`` is this replica's device. The returned executable takes and
+    returns buffers of this device alone.
     """
 
 
@@ -131,14 +131,14 @@ def xla_core_replicated_executable(
 def xla_core_kept_in_step(trace: object) -> Any:
     """The tensor that the extension keeps until the calling thread's step on ``trace`` ends, or None.
 
-    It means nothing in later steps. Called when a step that shall be replayed has been recorded: a replay does not
-    compute it for anybody.
+    The tensor has no meaning in later steps. Called when a step has been recorded for replay, which does not
+    compute this tensor.
     """
 
 
 @hookspec
 def xla_core_cache_key_entries() -> Mapping[str, bytes] | None:
-    """What of the extension shapes compiled code (version, settings), by unique entry name.
+    """The extension's versions and settings that change compiled code, by unique entry name.
 
     The entries become part of each persistent cache key, so they are stable from run to run.
     """

@@ -1,4 +1,4 @@
-"""A recorded step whose inputs shall be split over devices, and how: see ``xla_core_choose_shardings``."""
+"""A recorded step, and the sharding chosen for its inputs: see the hook ``xla_core_choose_shardings``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = [
 PARAMETER = "parameter"
 """The role of an input that is a parameter of a module, or another leaf that needs a gradient."""
 STATE = "state"
-"""The role of an input that the step replaces and that is no parameter: what an optimizer keeps."""
+"""The role of an input that the step replaces and that is not a parameter, such as an optimizer's state."""
 DATA = "data"
-"""The role of an input that belongs to no module and is not replaced: what the step is fed with."""
+"""The role of an input that belongs to no module and is not replaced, such as a batch of data."""
 OTHER = "other"
-"""The role of everything else: buffers of modules, scalars."""
+"""The role of all other inputs: buffers of modules, scalars."""
 
 Axes = tuple[tuple[str, int], ...]
 """A mesh over all devices: the names of its axes with their sizes."""
 PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
-"""For each dimension of a value the axis, or axes, that it lies on; None: every device has all of it."""
+"""The partition spec of a value: for each dimension the mesh axis or axes that split it; None: not split."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class StepToSplit(Protocol):
     limit: int | None
 
     def compiled(self, axes: Axes, specs: Sequence[PartitionSpec | None]) -> Executable:
-        """The step's program with its inputs split so (None: as they are). Raises RuntimeError as the compiler."""
+        """Compile the step with its inputs split this way (None: unsharded). Raises the compiler's RuntimeError."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardingChoice:
-    """``specs`` over a mesh of ``axes``, one for each input (None: as it is); ``report`` says why, in lines."""
+    """``specs`` has one partition spec per input, over a mesh of ``axes`` (None: as is); ``report`` says why."""
 
     axes: Axes
     specs: Sequence[PartitionSpec | None]

@@ -1,1 +1,1 @@
-"""Models as StableHLO: programs of ``torch.export``, lowered by the rules of the lazy device."""
+"""Exports programs of ``torch.export`` as StableHLO, by the lowering rules of the lazy device."""

@@ -1,4 +1,4 @@
-"""A caller's arguments: flattened as they were when the model was exported, and checked."""
+"""Flattens and checks the arguments of a call as they were at the export of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xla_core.torch_bridge.operands import Operand
 
 MSG_KEYWORDS: Final = "the model was exported with the keyword arguments {wanted}, got {got}"
 MSG_COUNT: Final = (
-    "the model was exported with {wanted} arguments (tensors and numbers, nested ones counted each), "
+    "the model was exported with {wanted} arguments (all tensors and numbers, nested ones included), "
     "got {got}; call it with arguments of the same structure"
 )
 MSG_MISFIT: Final = "argument {position} is {got}; the model was exported for {wanted}"
@@ -22,9 +22,9 @@ MSG_MISFIT: Final = "argument {position} is {got}; the model was exported for {w
 def flatten(
     spec: pytree.TreeSpec | None, args: Sequence[Operand], kwargs: Mapping[str, Operand]
 ) -> list[object]:
-    """The leaves of a call's arguments, in the order of ``spec`` (of ``(args, kwargs)``).
+    """The leaves of a call's arguments, in the order of ``spec``, the structure of ``(args, kwargs)``.
 
-    Without a spec the arguments are the leaves. Raises TypeError when keywords or numbers differ.
+    If ``spec`` is None, the leaves are ``args``. Raises TypeError if the keywords or the number of leaves differ.
     """
     if spec is None:
         return list(args)
@@ -47,7 +47,7 @@ def _keywords(spec: pytree.TreeSpec) -> list[str]:
 
 
 def check(position: int, given: torch.Tensor, wanted: VariableSignature) -> None:
-    """Raise TypeError unless a tensor has the dtype and, but for dynamic dimensions, the shape."""
+    """Raise TypeError unless an argument has the wanted dtype, and shape except in dynamic dimensions."""
     dtype = str(given.dtype).removeprefix("torch.")
     fits = (
         dtype == wanted.dtype

@@ -1,10 +1,10 @@
-"""What an exported model is made of, and its directory: the layout that torch_xla's loaders read.
+"""The parts of an exported model, and the directory that holds them, in the layout of torch_xla's loaders.
 
-functions/NAME.meta      JSON: how a caller's arguments and the weights become the program's
+functions/NAME.meta      JSON: which arguments and weights are the arguments of the program
 functions/NAME.bytecode  the program, portable StableHLO
-functions/NAME.mlir      the same as text, if wanted
-data/NAME                weights by their names in the model, as numpy files
-constants/0, 1, ...      numbers that the program takes as further arguments, as numpy files
+functions/NAME.mlir      the program as text, if wanted
+data/NAME                the weights, by their names in the model, as numpy files
+constants/0, 1, ...      numbers that are further arguments of the program, as numpy files
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import numpy as np
 from xla_core.export.options import StableHLOExportOptions
 
 MSG_NO_BUNDLE: Final = (
-    "{path} holds no exported model: there is no {missing}. Name a directory that "
+    "{path} holds no exported model: there is no {missing}. Give a directory that "
     "save_as_stablehlo wrote"
 )
 MSG_BAD_META: Final = "{path} does not describe an exported function: {reason}"
 MSG_BAD_NAME: Final = (
-    "the weight {name!r} cannot be saved: its name is not that of a file; rename it in the model"
+    "the weight {name!r} cannot be saved: its name is not a valid file name; rename it in the model"
 )
 
 _FUNCTIONS: Final = "functions"
 _DATA: Final = "data"
 _CONSTANTS: Final = "constants"
 
-# numpy files know dtypes of numpy alone; these come back as plain bytes and get their type from the meta
+# numpy's files only know numpy's dtypes: arrays of these are read as plain bytes, and the meta has the dtype.
 _EXTENDED: Final[Mapping[str, np.dtype]] = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -43,7 +43,7 @@ _EXTENDED: Final[Mapping[str, np.dtype]] = {
 
 
 class VariableType(enum.Enum):
-    """Where an argument of a program comes from."""
+    """The kind of a program's argument."""
 
     INPUT_ARG = "input_arg"
     PARAMETER = "parameter"
@@ -52,9 +52,9 @@ class VariableType(enum.Enum):
 
 @dataclasses.dataclass
 class VariableSignature:
-    """Shape and PyTorch dtype (``"float32"``) of an argument or a result.
+    """The shape and the PyTorch dtype (``"float32"``) of an argument or a result.
 
-    ``dynamic_dims`` are the dimensions of any size; ``shape`` has the traced size there.
+    ``dynamic_dims`` are the dimensions that may have any size; there, ``shape`` has the size at the export.
     """
 
     shape: list[int]
@@ -64,7 +64,7 @@ class VariableSignature:
 
 @dataclasses.dataclass
 class InputLocation:
-    """Which argument of the caller, which weight or which constant an argument of a program is."""
+    """The caller's argument, the weight or the constant that is an argument of a program."""
 
     type_: VariableType
     position: int = -1
@@ -72,17 +72,17 @@ class InputLocation:
 
     @classmethod
     def parameter(cls, name: str) -> InputLocation:
-        """The weight ``name`` (a parameter, a buffer or a tensor that the model's code made)."""
+        """The weight ``name``: a parameter, a buffer, or a constant tensor in the model's code."""
         return cls(VariableType.PARAMETER, name=name)
 
     @classmethod
     def input_arg(cls, position: int) -> InputLocation:
-        """The argument ``position`` of the caller, nested arguments flattened."""
+        """The caller's argument number ``position``, counted after flattening nested arguments."""
         return cls(VariableType.INPUT_ARG, position)
 
     @classmethod
     def constant(cls, position: int) -> InputLocation:
-        """The constant ``position`` of the bundle."""
+        """The bundle's constant number ``position``."""
         return cls(VariableType.CONSTANT, position)
 
 
@@ -90,8 +90,10 @@ class InputLocation:
 class StableHLOFunctionMeta:
     """How to call one program.
 
-    Signatures and locations are in the program's order. ``stablehlo_version`` is the oldest release of
-    StableHLO that reads it. The pytree specs are those of ``torch.utils._pytree``, as JSON.
+    ``input_signature`` and ``input_locations`` have an item for each argument of the program, ``output_signature``
+    for each result. ``unused_inputs`` are the caller's arguments that the program does not take.
+    ``stablehlo_version`` is the oldest release of StableHLO that reads the program. The pytree specs are those of
+    ``torch.utils._pytree``, as JSON.
     """
 
     name: str
@@ -106,7 +108,7 @@ class StableHLOFunctionMeta:
 
 @dataclasses.dataclass
 class StableHLOFunc:
-    """A program: how to call it, its portable bytecode, and its text or None."""
+    """A program: how to call it, its portable bytecode, and its text, or None without text."""
 
     meta: StableHLOFunctionMeta
     bytecode: bytes
@@ -115,7 +117,7 @@ class StableHLOFunc:
 
 @dataclasses.dataclass
 class StableHLOModelBundle:
-    """Programs and the arrays that they take besides the caller's arguments."""
+    """Programs, and the weights and constants that they take in addition to the caller's arguments."""
 
     state_dict: dict[str, Any]
     additional_constants: list[np.ndarray]
@@ -130,9 +132,9 @@ def save(
     directory: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Write ``bundle`` below ``directory``, which is made if need be; without weights if options say so.
+    """Write ``bundle`` to ``directory``, which is created if needed; weights only if ``options.save_weights``.
 
-    Raises ValueError for a weight whose name cannot be a file's.
+    Raises ValueError for a weight whose name is not a valid file name.
     """
     options = options or StableHLOExportOptions()
     root = Path(directory)
@@ -154,8 +156,11 @@ def _save_function(folder: Path, function: StableHLOFunc) -> None:
     described = json.dumps(dataclasses.asdict(function.meta), default=lambda kind: kind.value)
     (folder / f"{name}.meta").write_text(described)
     (folder / f"{name}.bytecode").write_bytes(function.bytecode)
+    text = folder / f"{name}.mlir"
     if function.text is not None:
-        (folder / f"{name}.mlir").write_text(function.text)
+        text.write_text(function.text)
+    else:
+        text.unlink(missing_ok=True)  # of a model that was saved there before
 
 
 def _checked(name: str) -> str:
@@ -168,9 +173,9 @@ def _checked(name: str) -> str:
 
 
 def load(directory: str | os.PathLike[str]) -> StableHLOModelBundle:
-    """The bundle below ``directory``; no code from there runs.
+    """Read the bundle in ``directory``, without running code from there.
 
-    Raises FileNotFoundError for a directory that holds none, ValueError for one that is damaged.
+    Raises FileNotFoundError if there is no bundle, ValueError if it is damaged.
     """
     root = Path(directory)
     metas = sorted((root / _FUNCTIONS).glob("*.meta"))
@@ -205,14 +210,14 @@ class StableHLOJSONSerializer(json.JSONEncoder):
     """Writes ``StableHLOFunctionMeta`` and its parts: ``json.dumps(meta, cls=StableHLOJSONSerializer)``."""
 
     def default(self, o: object) -> object:
-        """A dataclass by its fields, a kind of variable by its name."""
+        """A dict of the fields of a dataclass, or the name of a kind of variable."""
         if dataclasses.is_dataclass(o) and not isinstance(o, type):
             return {f.name: getattr(o, f.name) for f in dataclasses.fields(o)}
         return o.value if isinstance(o, VariableType) else super().default(o)
 
 
 def stablehlo_obj_hook(dct: dict[str, Any]) -> object:
-    """What a dict of the JSON text stands for, as ``json.loads(text, object_hook=stablehlo_obj_hook)`` asks."""
+    """The object of a dict in the JSON text, for ``json.loads(text, object_hook=stablehlo_obj_hook)``."""
     if dct.keys() == {"shape", "dtype", "dynamic_dims"}:
         return VariableSignature(**dct)
     if dct.keys() == {"type_", "position", "name"}:
@@ -242,7 +247,7 @@ def _parse_location(fields: dict[str, Any]) -> InputLocation:
 
 
 def _dtypes(functions: list[StableHLOFunc]) -> dict[str | int, str]:
-    """The dtypes of weights, by name, and of constants, by position, as the programs take them."""
+    """The dtypes in which the programs take weights, by name, and constants, by position."""
     return {
         place.name or place.position: signature.dtype
         for function in functions

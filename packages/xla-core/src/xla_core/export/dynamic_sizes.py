@@ -1,4 +1,4 @@
-"""Sizes that follow other tensors' sizes, in functions and in exported programs."""
+"""Sizes that depend on other tensors' sizes, in functions and in exported programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dynamic_expand(
     src_dim: int,
     target_dim: int,
 ) -> torch.Tensor:
-    """``input.expand(size)`` where entry ``target_dim`` is the size of ``src_tensor`` along ``src_dim``."""
+    """``input.expand(size)``, where entry ``target_dim`` is the size of ``src_tensor`` along ``src_dim``."""
     return input.expand(_with(size, target_dim, src_tensor.shape[src_dim]))
 
 
@@ -33,7 +33,7 @@ def dynamic_view(
     target_dim: int,
     mul_scaler: int,
 ) -> torch.Tensor:
-    """``input.view(size)`` where entry ``target_dim`` is ``mul_scaler`` times a size of ``src_tensor``."""
+    """``input.view(size)``, where entry ``target_dim`` is ``mul_scaler * src_tensor.shape[src_dim]``."""
     return input.view(_with(size, target_dim, src_tensor.shape[src_dim] * mul_scaler))
 
 
@@ -44,7 +44,7 @@ def _with(size: Sequence[object], dim: int, value: int) -> list[object]:
 
 
 def exported_program_has_symbolic_input_shape(ep: ExportedProgram) -> bool:
-    """Whether an argument of an exported program may have several sizes."""
+    """Whether an argument of an exported program has a dynamic dimension."""
     names = set(ep.graph_signature.user_inputs)
     inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n.name in names]
     values = [n.meta.get("val") for n in inputs]
@@ -52,21 +52,21 @@ def exported_program_has_symbolic_input_shape(ep: ExportedProgram) -> bool:
 
 
 def process_exported_program_with_symbolic_input(ep: ExportedProgram) -> ExportedProgram:
-    """``ep`` as it is: sizes stay symbolic all the way to StableHLO, and nothing has to be rewritten."""
+    """Return ``ep``, unchanged: the lowering to StableHLO supports symbolic sizes."""
     return ep
 
 
 def extract_custom_call_outputs_shape_dtype(
     n: Node,
 ) -> tuple[list[torch.Size], list[torch.dtype]]:
-    """Shapes and dtypes of an FX node's results, as its metadata has them."""
+    """The shapes and dtypes of an FX node's results, from its metadata."""
     value = n.meta["val"]
     values = value if isinstance(value, (list, tuple)) else [value]
     return [v.shape for v in values], [v.dtype for v in values]
 
 
 def wrap_func_as_nn_module(f: Any) -> nn.Module:
-    """A module whose forward is ``f``: ``torch.export`` takes modules."""
+    """A module in evaluation mode whose ``forward`` calls ``f``, as ``torch.export`` takes modules only."""
 
     class Wrapped(nn.Module):
         def forward(self, *args: Operand) -> Any:

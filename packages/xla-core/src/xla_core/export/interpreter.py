@@ -1,4 +1,4 @@
-"""Runs the graph of an exported program under jax, through the lowering rules of the lazy device."""
+"""Runs the graph of an exported program under jax, by the lowering rules of the lazy device."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from xla_core.torch_bridge.operands import Operand
 
 MSG_UNSUPPORTED: Final = (
     "the model cannot be exported to StableHLO: there is no lowering for {operators}. Write the model "
-    "without them, or name the namespace of an operator of your own in "
-    "StableHLOExportOptions(custom_ops_allowed_in_graph={{...}}) to have it as a custom_call"
+    "without them, or pass the namespace of an operator of your own to "
+    "StableHLOExportOptions(custom_ops_allowed_in_graph={{...}}) to export it as a custom_call"
 )
 MSG_FAILED: Final = "{target} cannot be lowered for operands {operands}: {kind}: {reason}"
 MSG_FAILED_SYMBOLIC: Final = (
-    "{target} cannot be lowered for operands {operands}, whose symbolic sizes its lowering has to "
-    "know: {reason}. Export with fixed sizes in these dimensions"
+    "{target} cannot be lowered for operands {operands}, because its lowering needs the values of symbolic "
+    "sizes: {reason}. Export with fixed sizes in these dimensions"
 )
 MSG_SYMBOLIC_CHOICE: Final = (
-    "torch.cond on {predicate}, which depends on sizes: a program is one branch or the other; export "
+    "torch.cond depends on a size, {predicate}, but a program can have only one of its branches; export "
     "with fixed sizes"
 )
 
 _aten = torch.ops.aten
-# They say something of values or sizes that the program has anyway.
+# Checks of values or sizes, which the exported program leaves out.
 _CHECKS: Final = frozenset(
     {
         "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata",
@@ -55,7 +55,7 @@ def _schema_name(node: Node) -> str:
 
 
 def graphs_of(program: GraphModule) -> Iterator[GraphModule]:
-    """A graph and all that its higher-order operators call."""
+    """A graph and all graphs that its higher-order operators call."""
     yield program
     for node in program.graph.nodes:
         if node.op == "get_attr":
@@ -65,7 +65,7 @@ def graphs_of(program: GraphModule) -> Iterator[GraphModule]:
 
 
 def unsupported_operators(program: GraphModule, custom: frozenset[str]) -> list[str]:
-    """The operators of a program that have no lowering, sorted; those of ``custom`` need none."""
+    """The operators of a program without a lowering, sorted; those in the namespaces ``custom`` need none."""
     names = {
         str(node.target)
         for graph in graphs_of(program)
@@ -89,7 +89,7 @@ def _supported(node: Node, custom: frozenset[str]) -> bool:
 
 
 def scalar_constants(program: GraphModule) -> dict[tuple[Node, int | str], np.ndarray]:
-    """The numbers in a program's code that rules take as arrays, by node and argument; not 0 and 1."""
+    """The numbers in a program's code, except 0 and 1, that rules take as arrays, by node and argument."""
     constants: dict[tuple[Node, int | str], np.ndarray] = {}
     for graph in graphs_of(program):
         for node in graph.graph.nodes:
@@ -115,8 +115,10 @@ def _lifted(node: Node, rule: Rule) -> Iterator[tuple[int | str, int | float]]:
 class ExportRun(GraphRun):
     """One run of an exported program's graph, whose sizes may be symbols.
 
-    ``seeds`` and ``scalars`` give the numbers that are arguments of the program; the rest stay in its
-    code. ``scopes``, if given, collects the nodes under the names of their operations' scopes.
+    ``custom`` are the namespaces of operators that become custom calls. ``seeds`` are the seeds of random
+    operators,
+    ``scalars`` the numbers that are arguments of the program; other numbers stay in its code. ``scopes``, if given,
+    collects the nodes by the names of their operations' scopes.
     """
 
     def __init__(
@@ -136,12 +138,12 @@ class ExportRun(GraphRun):
         self.graph: GraphModule | None = None
 
     def run(self, graph: GraphModule, arrays: Sequence[jax.Array]) -> list[Operand]:
-        """The flat list of the graph's results for its placeholders' values ``arrays``."""
+        """The flat list of the graph's results, for the values ``arrays`` of its placeholders."""
         self.graph = graph
         return super().run(graph, arrays)
 
     def branch(self, graph: GraphModule) -> Callable[..., list[Any]]:
-        """A function of arrays that runs a graph which a higher-order operator calls."""
+        """A function of arrays that runs ``graph``, which a higher-order operator calls."""
 
         def call(*arrays: jax.Array) -> list[Operand]:
             inner = ExportRun(self.symbols, self.custom, self.seeds, self.scalars, self.scopes)
@@ -150,7 +152,7 @@ class ExportRun(GraphRun):
         return call
 
     def meta_of(self, value: Operand) -> object:
-        """The metas of an example value; a symbolic number counts as one of its Python type."""
+        """The shape and dtype of an example value, or a number of the same Python type for a symbolic number."""
         if isinstance(value, torch.Tensor):
             return self.symbols.meta(value)
         if isinstance(value, (list, tuple)):
@@ -160,11 +162,11 @@ class ExportRun(GraphRun):
         return 0.5 if isinstance(value, torch.SymFloat) else value
 
     def random_key(self, node: Node) -> jax.Array:
-        """The key made of the node's seed."""
+        """The random key for the node's seed."""
         return random_key(jnp.asarray(self.seeds[node], np.int64))
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The values of a node's arguments; numbers that the program takes as arrays are such."""
+        """The values of a node's arguments, with arrays for the numbers that are arguments of the program."""
         args, named = super().arguments(node)
         if not self.scalars:
             return args, named
@@ -207,7 +209,7 @@ class ExportRun(GraphRun):
             if expand is not None:
                 return self._views(node, expand.expand)
             return super().compute(node)
-        # arithmetic on what follows from sizes (a scale of 1 / sqrt(size))
+        # arithmetic on sizes, such as a scale of 1 / sqrt(size)
         return _FLOATS.get(target, target)(*(self.value(a) for a in node.args))  # type: ignore[arg-type,operator]
 
     def _views(self, node: Node, expand: Callable[..., Any]) -> list[jax.Array]:
@@ -275,7 +277,7 @@ def _cond(
 ) -> list[object]:
     if isinstance(predicate, torch.SymBool):
         raise ValueError(MSG_SYMBOLIC_CHOICE.format(predicate=predicate))
-    # a single-element predicate of any shape
+    # the predicate has one element, and any shape
     chosen = jnp.reshape(predicate, ())
     results: list[Operand] = jax.lax.cond(chosen, run.branch(yes), run.branch(no), *operands)
     return results
@@ -319,7 +321,7 @@ _FLOATS: Final[Mapping[object, Callable[..., object]]] = {
 
 
 def draw_seeds(program: GraphModule) -> dict[Node, int]:
-    """A seed for each random operator, from the generator of the ``xla`` device."""
+    """A seed for each random operator, drawn from the generator of the device ``xla:0``."""
     seeds = {}
     for graph in graphs_of(program):
         for node in graph.graph.nodes:

@@ -1,4 +1,4 @@
-"""Where a program's operations come from, in their MLIR locations: the metadata of FX nodes as JSON."""
+"""Writes the metadata of FX nodes, as JSON, into the MLIR locations of a program's operations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DELIMITER = ";"
 
 
 def node_metadata(node: Node) -> dict[str, str]:
-    """What an FX node knows of its origin, under the names that torch.export writes it down with.
+    """The metadata of an FX node about its origin, by the names that torch.export uses.
 
-    ``nn_module_stack`` lists ``key,path,type`` of the modules around it, outermost first.
+    ``nn_module_stack`` lists ``key,path,type`` of the modules around the node, outermost first.
     """
     metadata: dict[str, Any] = {"node": node.name, "stack_trace": node.meta.get("stack_trace")}
     modules = node.meta.get("nn_module_stack") or {}
@@ -29,7 +29,7 @@ def node_metadata(node: Node) -> dict[str, str]:
 
 
 def relocation(nodes: Mapping[str, Node]) -> Relocation:
-    """What gives operations, named after the scopes in ``nodes``, their node's metadata as name."""
+    """A function from an operation's name, which contains a scope in ``nodes``, to its node's metadata."""
 
     def place(name: str) -> tuple[str, str, int] | None:
         for part in reversed(name.split("/")):

@@ -1,4 +1,4 @@
-"""A model as StableHLO programs: called like the model, saved, loaded, and run on the ``xla`` device."""
+"""Models as StableHLO programs, which are called like the model, saved, loaded, and run on ``xla``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from xla_core.compilation import build_program, stored_programs
 from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.compilation.program_table import hold, make_room
-from xla_core.contract.device_protocol import ArraySpec, Program
+from xla_core.contract.device_protocol import ArraySpec, Executable, Program
 from xla_core.dispatch.transfers import materialise
 from xla_core.execution import runtime
 from xla_core.export import arguments, bundle, program
@@ -37,7 +37,7 @@ from xla_core.torch_bridge.operands import Operand, Operands, Tree
 
 MSG_NO_METHOD: Final = "there is no function {name!r}; this model has {known}"
 MSG_NO_WEIGHT: Final = (
-    "the model's weight {name!r} is not in this bundle: it was exported with export_weights=False or saved "
+    "the model's weight {name!r} is not in this bundle, which was exported with export_weights=False or saved "
     "with save_weights=False. Put the weights, as numpy arrays, into _bundle.state_dict"
 )
 MSG_NOT_A_TENSOR: Final = "argument {position} is a {type}; the program takes a tensor there"
@@ -50,25 +50,25 @@ MSG_SEVERAL_DEVICES: Final = (
 )
 
 
-# Of a large model: how many operations a program holds is not known before it is compiled.
+# As for a large model, since the number of a program's operations is not known before it is compiled.
 _OPERATIONS: Final = 2048
 
 
 class _Compiled(Kept):
-    """A program for arguments of certain sizes, and the shapes of its results."""
+    """A compiled program for arguments of certain sizes, and the shapes of its results."""
 
     __slots__ = ("result_shapes",)
 
-    def __init__(self, executable: Any, result_shapes: list[tuple[int, ...]]) -> None:
+    def __init__(self, executable: Executable, result_shapes: list[tuple[int, ...]]) -> None:
         super().__init__(executable)
         self.result_shapes = result_shapes
 
 
 class StableHLOGraphModule:
-    """Programs with their weights, called as the exported model was.
+    """Programs with their weights, which are called like the exported model.
 
-    A call runs on the ``xla`` device of its tensors (the current one for tensors on the CPU) and gives
-    ``xla`` tensors. Programs are compiled at their first call, for each set of argument sizes.
+    A call runs on the ``xla`` device of its tensors (the current device for CPU tensors) and returns ``xla``
+    tensors. A program is compiled at the first call with each set of argument sizes.
     """
 
     def __init__(self, bundle: StableHLOModelBundle) -> None:
@@ -80,10 +80,10 @@ class StableHLOGraphModule:
     def evaluate(
         self, method_name: str, args: Sequence[Operand], kwargs: Mapping[str, object] | None = None
     ) -> Any:
-        """The result of one function for these arguments.
+        """The result of the function ``method_name`` for these arguments.
 
-        Raises KeyError for an unknown function, TypeError for arguments that do not fit it, ValueError
-        for sizes that it excludes or a weight that is not there.
+        Raises KeyError for an unknown function, TypeError for arguments that do not fit, ValueError for sizes that
+        the export excluded and for a missing weight.
         """
         if method_name not in self._runners:
             self._runners[method_name] = _Runner(self._function(method_name), self._bundle)
@@ -94,24 +94,24 @@ class StableHLOGraphModule:
         return self.evaluate(self._default, args, kwargs)
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
-        """A function's program as portable StableHLO (VHLO bytecode); default: the first one."""
+        """The program of a function (default: the first one) as portable StableHLO (VHLO bytecode)."""
         return self._function(method_name).bytecode
 
     def get_stablehlo_text(self, method_name: str | None = None) -> str | None:
-        """A function's program as text; None if the export left it out."""
+        """The program of a function (default: the first one) as text; None if it was exported without text."""
         return self._function(method_name).text
 
     def save(
         self, directory_path: str | os.PathLike[str], options: StableHLOExportOptions | None = None
     ) -> None:
-        """Write programs and weights below a directory, as ``load`` and torch_xla's loaders read them."""
+        """Write programs and weights to a directory, which ``load`` and torch_xla's loaders read."""
         bundle.save(self._bundle, directory_path, options)
 
     @classmethod
     def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
-        """What ``save`` wrote, or torch_xla's own ``save``; no code from there runs.
+        """Load a directory of ``save``, or of torch_xla's own ``save``, without running code from there.
 
-        Raises FileNotFoundError for a directory without a model, ValueError for a damaged one.
+        Raises FileNotFoundError if there is no model, ValueError if it is damaged.
         """
         return cls(bundle.load(directory_path))
 
@@ -123,7 +123,7 @@ class StableHLOGraphModule:
 
 
 class _Runner:
-    """One function: its compiled programs, and the weights on the devices it ran on."""
+    """Calls one function, and keeps its compiled programs and its weights on the devices."""
 
     def __init__(self, function: StableHLOFunc, bundle: StableHLOModelBundle) -> None:
         self.meta = function.meta
@@ -196,7 +196,7 @@ class _Runner:
         make_room(_OPERATIONS)
         name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
         client, placement = backend.client, backend.placement
-        # settings are for what is lowered and compiled here; this was lowered when it was exported
+        # without the settings of this process, as the program was lowered when it was exported
         identity = ProgramIdentity(b"stablehlo\n" + stablehlo, client, b"", b"")
         key = identity.cache_key(name, placement)
         executable = stored_programs.load(client, key, name, placement)
@@ -220,7 +220,7 @@ def _dtype(signature: VariableSignature) -> torch.dtype:
 def _specs(
     trace: Trace, signatures: Sequence[VariableSignature], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[ArraySpec, ...]:
-    """Arguments or results as the device keeps them. Raises RuntimeError if that is another dtype."""
+    """The specs of arguments or results. Raises RuntimeError if the device would keep them in another dtype."""
     specs = []
     for signature, shape in zip(signatures, shapes, strict=True):
         wanted = numpy_dtype(_dtype(signature))
@@ -264,10 +264,10 @@ def _buffer(tensor: XLATensor, trace: Trace) -> Any:
 def exported_program_to_stablehlo(
     exported_model: ExportedProgram, options: StableHLOExportOptions | None = None
 ) -> StableHLOGraphModule:
-    """A program of ``torch.export.export`` as StableHLO, called with the same arguments.
+    """Lower a program of ``torch.export.export`` to StableHLO; the result is called with the same arguments.
 
-    Raises RuntimeError naming all operators that have no lowering, LoweringError (a RuntimeError) for
-    one whose operands have sizes or dtypes that it cannot be lowered for.
+    Raises RuntimeError, which names all operators without a lowering, and LoweringError (a RuntimeError) for an
+    operator that cannot be lowered for the sizes or dtypes of its operands.
     """
     return StableHLOGraphModule(program.export(exported_model, options))
 
@@ -277,7 +277,7 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """``exported_program_to_stablehlo``, written below ``stablehlo_dir`` (made if need be)."""
+    """Write ``exported_program_to_stablehlo(exported_model, options)`` to ``stablehlo_dir``, created if needed."""
     exported_program_to_stablehlo(exported_model, options).save(stablehlo_dir, options)
 
 
@@ -287,5 +287,5 @@ def save_torch_model_as_stablehlo(
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Export a module for the example arguments ``args`` and write it below ``path``."""
+    """Export a module for the example arguments ``args``, and write it to the directory ``path``."""
     save_as_stablehlo(torch.export.export(torchmodel, args), path, options)

@@ -1,4 +1,4 @@
-"""What a user may choose about an export."""
+"""The options of an export."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass
 class StableHLOExportOptions:
-    """Choices for exporting and saving a model.
+    """Options for exporting and saving a model.
 
-    ``include_human_readable_text``: keep the program as text, too.
-    ``override_tracing_arguments``, ``override_tracing_kwargs``: the arguments that the traced sizes in
-    signatures come from, in place of those that the model was exported with; they must fit it.
+    ``include_human_readable_text``: also keep the program as text.
+    ``override_tracing_arguments``, ``override_tracing_kwargs``: example arguments whose sizes are written into the
+    signatures, in place of those that the model was exported with (default); they must fit the model.
     ``save_weights``: write the weights when the bundle is saved.
-    ``inline_all_constant``: False makes the numbers in the model's code (all but 0 and 1) arguments of
-    the program, saved under ``constants``.
-    ``export_weights``: False leaves the weights out of the bundle.
-    ``custom_ops_allowed_in_graph``: namespaces of operators (``{"mylib"}``) that become ``custom_call``
-    operations under their names.
-    ``export_node_metadata``: give operations the FX node's metadata (module, source line) as location.
-    ``return_mutations``: have the program also give the new values of the buffers and inputs that
-    the model writes to: its result is then ``(result, {name: value})``. Each call begins with the saved values.
+    ``inline_all_constant``: if False, the numbers in the model's code (except 0 and 1) become arguments of the
+    program, and are saved under ``constants``.
+    ``export_weights``: if False, the bundle has no weights.
+    ``custom_ops_allowed_in_graph``: namespaces of operators (``{"mylib"}``) that become ``custom_call`` operations
+    with the operators' names.
+    ``export_node_metadata``: write the FX node's metadata (module, source line) into the location of operations.
+    ``return_mutations``: also return the new values of the buffers and inputs that the model writes to; the result
+    is then ``(result, {name: value})``. Each call starts from the saved values.
     """
 
     include_human_readable_text: bool = True

@@ -1,4 +1,4 @@
-"""From ``torch.export``'s program to StableHLO: its graph is lowered by the lazy device's own rules."""
+"""Lowers a program of ``torch.export`` to StableHLO by the lazy device's lowering rules."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ from xla_core.torch_bridge.operands import Operand
 METHOD: Final = "forward"
 
 MSG_NOT_EXPORTED: Final = (
-    "exported_program_to_stablehlo takes what torch.export.export() gives, got {type}; for a module "
+    "exported_program_to_stablehlo takes the result of torch.export.export(), got {type}; for a module "
     "call save_torch_model_as_stablehlo, or export it first"
 )
 MSG_SYMBOLIC_NUMBER: Final = (
-    "argument {position} ({name}) is a number of any value; a StableHLO program here takes tensors: "
+    "argument {position} ({name}) is a number of any value, but a StableHLO program takes tensors; "
     "pass it as a tensor, or export with a fixed number"
 )
 
 MSG_RESULT: Final = (
-    "the model returns a {type}; a StableHLO program gives tensors and numbers: leave it out of the "
+    "the model returns a {type}, but a StableHLO program returns tensors and numbers; leave it out of the "
     "result"
 )
 
-# bool is an int, too: it stands before it
+# bool comes first, as it is a subclass of int
 _NUMBERS: Final = (
     (bool, "bool"),
     ((int, torch.SymInt), "int64"),
@@ -79,7 +79,7 @@ _WRITES: Final = tuple(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Results:
-    """What the program gives: a node or a number each, and how they make up the caller's result."""
+    """The program's results, a node or a number each, and the structure of the caller's result."""
 
     values: tuple[object, ...]
     spec: pytree.TreeSpec
@@ -88,11 +88,11 @@ class _Results:
 def export(
     exported: ExportedProgram, options: StableHLOExportOptions | None = None
 ) -> StableHLOModelBundle:
-    """The bundle of an exported program, whose only function is ``forward``.
+    """The bundle of an exported program; its only function is ``forward``.
 
-    Buffers that the model writes to are read as they are now; what a call writes to them is dropped
-    unless ``options.return_mutations``. Raises RuntimeError naming all operators that have no lowering,
-    LoweringError for one whose lowering fails, TypeError for what is no exported program.
+    Buffers have their present values in it; writes to them are dropped, unless ``options.return_mutations``. Raises
+    RuntimeError, which names all operators without a lowering, LoweringError for an operator whose lowering fails,
+    TypeError for anything but an exported program.
     """
     if not isinstance(exported, ExportedProgram):
         raise TypeError(MSG_NOT_EXPORTED.format(type=type(exported).__name__))
@@ -100,7 +100,7 @@ def export(
 
 
 class _Export:
-    """One program on its way to a bundle."""
+    """The export of one program."""
 
     def __init__(self, exported: ExportedProgram, options: StableHLOExportOptions) -> None:
         load_rules()
@@ -118,7 +118,7 @@ class _Export:
         self.scalars = {} if options.inline_all_constant else scalar_constants(self.graph)
 
     def bundle(self) -> StableHLOModelBundle:
-        """Lower the program and describe it."""
+        """Lower the program, and describe how to call it."""
         used, unused = self._arguments()
         constants = self._constants()
         lowered = self._lower([node for node, _, _ in used], constants)
@@ -148,7 +148,7 @@ class _Export:
         list[tuple[Node, InputLocation, VariableSignature]],
         list[tuple[InputLocation, VariableSignature]],
     ]:
-        """The program's arguments, and the caller's arguments that it does not take."""
+        """The program's arguments, and the caller's arguments that the program does not use."""
         used, unused = [], []
         placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
         position = 0
@@ -173,7 +173,7 @@ class _Export:
         return used, unused
 
     def _signature(self, value: Operand) -> VariableSignature:
-        """Shape and dtype of an example value; in symbolic dimensions the size at the export."""
+        """The shape and dtype of an example value, with the size at the export in symbolic dimensions."""
         if not isinstance(value, torch.Tensor):
             return VariableSignature([], type(value).__name__)
         return VariableSignature(
@@ -183,7 +183,7 @@ class _Export:
         )
 
     def _result_signature(self, value: Operand) -> VariableSignature:
-        """The signature of a result; numbers come back as tensors without dimensions."""
+        """The signature of a result; numbers are returned as tensors of shape ()."""
         example = value.meta["val"] if isinstance(value, Node) else value
         for kind, dtype in _NUMBERS:
             if isinstance(example, kind):
@@ -193,7 +193,7 @@ class _Export:
         return self._signature(example)
 
     def _given_signature(self, position: int, node: Node) -> VariableSignature:
-        """The signature of a caller's argument, with the sizes of the example at hand."""
+        """The signature of a caller's argument, with the sizes of the example argument if there is one."""
         signature = self._signature(node.meta.get("val"))
         example = self.examples[position] if self.examples else None
         if isinstance(example, torch.Tensor):
@@ -204,7 +204,7 @@ class _Export:
         return signature
 
     def _weights(self) -> dict[str, np.ndarray]:
-        """Copies of all that the model holds, as numpy arrays by name."""
+        """Copies of the model's parameters, buffers and constant tensors, as numpy arrays by name."""
         known = {**self.program.constants, **self.program.state_dict}
         wanted = [
             spec.target
@@ -214,7 +214,7 @@ class _Export:
         return {name: to_numpy(known[name].cpu()).copy() for name in wanted if name is not None}
 
     def _constants(self) -> list[np.ndarray]:
-        """The numbers that are arguments of the program: from its code, and seeds."""
+        """The numbers that are arguments of the program: those in its code, and seeds."""
         if self.options.inline_all_constant:
             return []
         return [*self.scalars.values(), *(np.asarray(s, np.int64) for s in self.seeds.values())]
@@ -222,7 +222,7 @@ class _Export:
     # -- results ------------------------------------------------------------------------------------
 
     def _results(self) -> _Results:
-        """Choose the results, and remove from the graph what they do not need."""
+        """Choose the results, and remove nodes that they do not depend on from the graph."""
         (output,) = [n for n in self.graph.graph.nodes if n.op == "output"]
         pairs = list(zip(self.program.graph_signature.output_specs, output.args[0], strict=True))
         given = [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
@@ -281,7 +281,7 @@ def _signature_of_array(array: np.ndarray) -> VariableSignature:
 
 
 def _decomposed(exported: ExportedProgram, custom: frozenset[str]) -> ExportedProgram:
-    """The program in operators that have rules, as far as PyTorch defines the others by them."""
+    """The program, with operators that have no rule replaced by PyTorch's definitions of them."""
     with warnings.catch_warnings():
         # torch 2.13 copies its own specs in a way that it has deprecated
         warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
@@ -292,7 +292,7 @@ def _decomposed(exported: ExportedProgram, custom: frozenset[str]) -> ExportedPr
 def _kernels_from_outside(
     exported: ExportedProgram, custom: frozenset[str]
 ) -> dict[OpOverload, object]:
-    """What the program's operators do on ``xla`` tensors by the user's word, in other operators."""
+    """The kernels for ``xla`` tensors that the user or a library has registered for the program's operators."""
     targets = {n.target for graph in graphs_of(exported.graph_module) for n in graph.graph.nodes}
     kernels = {
         target: kernel_from_outside(target)
@@ -316,7 +316,7 @@ def _decompositions(custom: frozenset[str]) -> dict[OpOverload, object]:
 
 
 def _example_inputs(exported: ExportedProgram, options: StableHLOExportOptions) -> list[object]:
-    """The caller's arguments, flat, that the traced sizes come from; empty if there are none."""
+    """The example arguments, flattened, whose sizes are written into signatures; empty if there are none."""
     spec = exported.call_spec.in_spec
     if options.override_tracing_arguments is not None:
         chosen = options.override_tracing_kwargs or {}

@@ -1,4 +1,4 @@
-"""How a program's results make up what the caller gets, as PyTorch writes such structures down."""
+"""The structure of the caller's result, made of a program's results, in PyTorch's serialized form."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.utils import _pytree as pytree
 from xla_core.torch_bridge.operands import Operand
 
 _NAME: Final = "xla_core.export.Nothing"
-# named tuples of operators (``torch.topk``); they have no name to be written down with
+# the module of operators' named tuples (``torch.topk``), which cannot be serialized
 _OF_OPERATORS: Final = "torch.return_types"
 
 
 class Nothing:
-    """A container without items that comes back as ``None``: no result of a program, and yet a place."""
+    """A container without items that becomes ``None``, in a place for which a program has no result."""
 
 
-# None itself is a leaf, which needs a value.
+# None itself would be a leaf, and every leaf needs a result.
 pytree.register_pytree_node(
     Nothing,
     lambda _: ([], None),
@@ -30,10 +30,10 @@ pytree.register_pytree_node(
 def result_spec(
     spec: pytree.TreeSpec, is_nothing: Sequence[bool], written: Sequence[str] | None
 ) -> pytree.TreeSpec:
-    """``spec`` with the leaves marked in ``is_nothing`` as containers of nothing.
+    """``spec`` with a ``Nothing`` in place of each leaf that is marked in ``is_nothing``.
 
-    With ``written`` that is the first of two items, and a dict with these names the second. Named
-    tuples of operators become plain ones.
+    If ``written`` is not None, the result is a pair of that and a dict with these names. Named tuples of operators
+    become plain tuples.
     """
     if written is None and not any(is_nothing) and not any(map(_is_of_operator, _types(spec))):
         return spec

@@ -1,6 +1,6 @@
-"""Exported models as TensorFlow SavedModels: TensorFlow's operator for StableHLO holds the program.
+"""Saves exported models as TensorFlow SavedModels, in which TensorFlow's operator for StableHLO has the program.
 
-TensorFlow is imported when one of these functions runs, and only then.
+TensorFlow is imported only when one of these functions runs.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MSG_NO_TENSORFLOW: Final = (
 
 # tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 SERVING_KEY: Final = "serving_default"
-# of the operator XlaCallModule: the newest that takes programs which are for any platform
+# the newest version of the operator XlaCallModule that takes programs for any platform
 _CALL_VERSION: Final = 5
 
-# What a number among the caller's arguments is to TensorFlow; None is no argument there.
+# TensorFlow's dtypes of numbers among the caller's arguments.
 _NUMBERS: Final[Mapping[str, str]] = {"int": "int32", "float": "float32", "bool": "bool"}
 
 
 def tensorflow(function: str) -> Any:
-    """The module ``tensorflow``. Raises ImportError naming the function that needs it."""
+    """The module ``tensorflow``. Raises ImportError, which names the ``function`` that needs it."""
     try:
         return importlib.import_module("tensorflow")
     except ImportError as error:
@@ -50,10 +50,10 @@ def tensorflow(function: str) -> Any:
 def make_tf_function(
     stablehlo_program: StableHLOGraphModule, bundle: StableHLOModelBundle | None = None
 ) -> Callable[..., Any]:
-    """The first function of a program as a function of TensorFlow tensors, which gives a list of them.
+    """The first function of a program, as a function from TensorFlow tensors to a list of TensorFlow tensors.
 
-    ``bundle`` holds the weights to use, such as ``tf.Variable`` objects; default: the program's own.
-    Raises ImportError without TensorFlow.
+    ``bundle`` has the weights, such as ``tf.Variable`` objects (default: the program's own). Raises ImportError
+    without TensorFlow.
     """
     tf = tensorflow("make_tf_function")
     call_module = importlib.import_module("tensorflow.compiler.tf2xla.python.xla").call_module
@@ -80,11 +80,11 @@ def save_stablehlo_graph_as_tf(
     serving_key: str = SERVING_KEY,
     function_alias: str = "",
 ) -> None:
-    """Write the first function of a program, and its weights as variables, as a SavedModel to ``path``.
+    """Write the first function of a program, with its weights as variables, as a SavedModel to ``path``.
 
-    ``serving_key`` names the signature to serve, ``function_alias`` tags the function for converters.
-    Arguments are named ``args_0``, ``args_1``, ... in the caller's order, nested ones flattened.
-    Raises ImportError without TensorFlow.
+    ``serving_key`` is the name of the signature to serve (default: ``serving_default``), ``function_alias`` a tag
+    of the function for converters (default: none). The arguments are called ``args_0``, ``args_1``, ... in the
+    caller's order, after flattening. Raises ImportError without TensorFlow.
     """
     tf = tensorflow("save_stablehlo_graph_as_tf")
     own = stablehlo_program._bundle
@@ -121,7 +121,8 @@ def save_torch_module_as_tf_saved_model(
 ) -> None:
     """Export a module for the example arguments ``args`` and write it as a SavedModel.
 
-    ``dynamic_shapes`` are those of ``torch.export.export``; the rest as ``save_stablehlo_graph_as_tf``.
+    ``dynamic_shapes`` (default: none) are those of ``torch.export.export``; ``serving_key`` and ``function_alias``
+    those of ``save_stablehlo_graph_as_tf``. Raises ImportError without TensorFlow.
     """
     tensorflow("save_torch_module_as_tf_saved_model")
     exported = torch.export.export(torch_model, args, dynamic_shapes=dynamic_shapes)
@@ -131,9 +132,9 @@ def save_torch_module_as_tf_saved_model(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command that makes a SavedModel of a directory that ``save_as_stablehlo`` wrote."""
+    """The command that writes a SavedModel of a directory of ``save_as_stablehlo``; returns its exit status."""
     parser = argparse.ArgumentParser(
-        description="Make a TensorFlow SavedModel of an exported model."
+        description="Write a TensorFlow SavedModel of an exported model."
     )
     parser.add_argument("input_dir", help="a directory that save_as_stablehlo wrote")
     parser.add_argument("output_dir", help="the directory of the SavedModel")
@@ -149,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _inputs(function: StableHLOFunc) -> list[tuple[InputLocation, VariableSignature]]:
-    """The caller's arguments in order, those that the program does not take included."""
+    """The caller's arguments in order, with those that the program does not take."""
     meta = function.meta
     used = zip(meta.input_locations, meta.input_signature, strict=True)
     given = [
@@ -178,6 +179,6 @@ def _shape(signature: VariableSignature) -> list[int | None]:
 
 
 def _variable_name(name: str) -> str:
-    """``name`` as TensorFlow allows it at the outermost scope."""
+    """``name`` changed to one that TensorFlow allows at the outermost scope."""
     cleaned = re.sub(r"[^\w.\\/>-]", "_", name)
     return cleaned if re.match(r"[A-Za-z0-9.]", cleaned) else f"k{cleaned}"

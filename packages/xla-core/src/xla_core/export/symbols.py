@@ -1,4 +1,4 @@
-"""Symbolic sizes: PyTorch's expressions of them as jax's, with the same bounds."""
+"""Converts symbolic sizes of PyTorch to symbolic dimensions of jax, with the same bounds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ MSG_EXPRESSION: Final = (
     "with fixed sizes there, or with other dynamic_shapes"
 )
 MSG_DATA_DEPENDENT: Final = (
-    "the size {size} depends on a tensor's values: a StableHLO program's sizes follow from its "
-    "arguments' sizes alone. It comes from an operator such as nonzero() or item(); keep it out of "
-    "the exported model"
+    "the size {size} depends on a tensor's values, but the sizes in a StableHLO program must follow from its "
+    "arguments' sizes. It comes from an operator such as nonzero() or item(); remove that from the exported model"
 )
 
-# jax's dimensions are at least 1 unless it is told otherwise; larger bounds than this mean none.
+# PyTorch's bounds of this size or more mean that there is no bound. The default lower bound of jax is 1.
 _LARGEST: Final = 2**31 - 1
 
 _OPERATIONS: Final[Mapping[object, Callable[..., object]]] = {
@@ -47,7 +46,7 @@ _OPERATIONS: Final[Mapping[object, Callable[..., object]]] = {
 
 
 class Symbols:
-    """The symbols of one exported program, as dimensions of jax in one scope."""
+    """The symbols of one exported program, as symbolic dimensions of jax in one scope."""
 
     def __init__(self, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> None:
         named = [(s, bounds) for s, bounds in ranges.items() if isinstance(s, sympy.Symbol)]
@@ -56,20 +55,20 @@ class Symbols:
         self._known: dict[sympy.Symbol, object] = {}
 
     def dimension(self, size: int | torch.SymInt) -> Any:
-        """A size as jax's: an int, or an expression of symbols.
+        """A size as a dimension of jax: an int, or an expression of symbols.
 
-        Raises ValueError for what jax cannot express.
+        Raises ValueError for an expression that jax does not have, and for a size that depends on values.
         """
         if not isinstance(size, torch.SymInt):
             return int(size)
         return self._convert(size.node.expr, size)
 
     def meta(self, tensor: torch.Tensor) -> TensorMeta:
-        """The meta of a tensor, in whose shape symbols are jax's dimensions."""
+        """The shape and dtype of a tensor, with jax's dimensions in place of symbols."""
         shape = tuple(map(self.dimension, tensor.shape))
         if all(isinstance(size, int) for size in shape):
             return tensor_meta(shape, tensor.dtype)
-        return TensorMeta(shape, tensor.dtype, 0)  # not interned: no trace compares it
+        return TensorMeta(shape, tensor.dtype, 0)  # not interned, as no trace compares it
 
     def _convert(self, expression: Any, size: torch.SymInt) -> Any:
         if expression.is_Integer:
@@ -83,7 +82,9 @@ class Symbols:
         return apply(*(self._convert(part, size) for part in expression.args))
 
     def _symbol(self, symbol: sympy.Symbol, size: torch.SymInt) -> Any:
-        if symbol.name.startswith("u"):  # torch 2.13: sizes that come from values are u0, u1, ...
+        if symbol.name.startswith(
+            "u"
+        ):  # torch 2.13: sizes that depend on values are called u0, u1, ...
             raise ValueError(MSG_DATA_DEPENDENT.format(size=size))
         if symbol not in self._known:
             (dimension,) = jax.export.symbolic_shape(symbol.name, scope=self._scope)

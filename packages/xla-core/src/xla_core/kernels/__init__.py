@@ -1,6 +1,6 @@
 """Operators that models written for TPUs call by name: attention, paged attention, grouped products.
 
-Each is an operator of the namespace ``xla`` with one lowering rule. For a TPU the rule puts in the kernel
-that jax ships; for other devices, and for shapes which that kernel does not take, the same mathematics
-as plain operations. Nothing here asks for a TPU, or imports a kernel before a program needs it.
+Each is an operator of the namespace ``xla`` with one lowering rule. For a TPU the rule calls the kernel that is
+part of jax. For other devices, and for shapes that the kernel does not support, it computes the same by plain
+operations. No TPU is needed, and a kernel is imported only when a program uses it.
 """

@@ -1,7 +1,7 @@
-"""torch_xla's kernels as functions of jax arrays, and the numbers that callers of them compute with.
+"""torch_xla's kernels as functions on jax arrays, and the helpers of their module.
 
-They compute with plain operations of jax; inside a program for ``xla`` tensors the operators of the
-same names use kernels where the device has some.
+These functions compute with plain operations of jax. The operators of the same names on ``xla`` tensors use kernels
+if the device has them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from xla_core.kernels.quantized import lower as lower_quantized
 
 MAX_PAGES_PER_SEQ: Final = 16
 
-MSG_NO_TPU: Final = "jax's first device is a {kind}, no TPU"
-
 
 def paged_attention(
     q: Array,
@@ -35,7 +33,7 @@ def paged_attention(
     num_queries_per_compute_block: int = 4,
     **_blocks: object,
 ) -> Array:
-    """``multi_queries_paged_attention`` of jax arrays; block sizes and ``mask_value`` change nothing."""
+    """``multi_queries_paged_attention`` of jax arrays; block sizes and ``mask_value`` have no effect."""
     del mask_value
     return lower_multi_queries(
         q, k_pages, v_pages, lengths, page_indices, effective_q_lens,
@@ -59,7 +57,7 @@ def ragged_paged_attention(
     v_scale: float | None = None,
     **_blocks: object,
 ) -> Array:
-    """Attention of sequences of different lengths, as the operator has it, of jax arrays."""
+    """The operator ``ragged_paged_attention``, attention of sequences of different lengths, on jax arrays."""
     return lower_ragged(
         q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs,
         sm_scale, sliding_window, soft_cap, mask_value, k_scale, v_scale, False,
@@ -75,7 +73,7 @@ def ref_ragged_paged_attention(
     num_seqs: Array,
     **options: Any,
 ) -> Array:
-    """``ragged_paged_attention``, whose first operand is called ``queries`` here."""
+    """``ragged_paged_attention`` with ``queries`` as the name of the first operand."""
     return ragged_paged_attention(
         queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, **options
     )
@@ -90,7 +88,12 @@ def quantized_matmul_int8(
     quantize_activation: bool = False,
     **_blocks: object,
 ) -> Array:
-    """``(x @ w.T) * scalar`` of int8 weights, of jax arrays in the dtype of ``x``."""
+    """``(x @ w.T) * scalar`` with int8 weights on jax arrays, in the dtype of ``x``.
+
+    ``x`` is (rows, inner), ``w`` (columns, inner) and ``scalar`` (columns,). With ``quantize_activation`` (default:
+    False) the rows of ``x`` are rounded to int8, too. Raises NotImplementedError for ``zero_point`` and
+    ``quant_block_size``.
+    """
     if zero_point is not None or quant_block_size is not None:
         raise NotImplementedError(
             "quantized_matmul_int8 has one scale per output and no zero point"
@@ -111,23 +114,23 @@ def next_power_of_2(x: int) -> int:
 
 
 def get_dtype_packing(dtype: Any) -> int:
-    """How many elements of ``dtype`` share 32 bits; 1 for larger ones."""
+    """How many elements of ``dtype`` fit into 32 bits, at least 1."""
     return max(1, 32 // (jnp.dtype(dtype).itemsize * 8))
 
 
 def get_min_page_size(max_model_len: int, min_page_size: int = 16) -> int:
-    """The least size of pages with which a sequence has no more than ``MAX_PAGES_PER_SEQ``."""
+    """The smallest page size, at least ``min_page_size``, with at most ``MAX_PAGES_PER_SEQ`` pages per sequence."""
     return max(next_power_of_2(max_model_len) // MAX_PAGES_PER_SEQ, min_page_size)
 
 
 def get_tpu_version() -> int:
-    """The generation of jax's TPU: 5 for a ``TPU v5e``; -1 where jax's first device is none."""
+    """The generation of jax's first device: 5 for a ``TPU v5e``, -1 if it is not a TPU."""
     kind = jax.devices()[0].device_kind
     digits = [c for c in kind.removeprefix("TPU") if c.isdigit()]
     return int(digits[0]) if kind.startswith("TPU") and digits else -1
 
 
 def get_device_name(num_devices: int | None = None) -> str:
-    """The name of jax's first device, with ``-num_devices`` behind it if given."""
+    """The name of jax's first device, followed by ``-`` and ``num_devices`` if that is given."""
     kind = " ".join(jax.devices()[0].device_kind.split()[:2])
     return kind if num_devices is None else f"{kind}-{num_devices}"

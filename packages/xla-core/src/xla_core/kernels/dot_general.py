@@ -1,6 +1,6 @@
-"""``dot_general``: products over any dimensions, with a result of another dtype than the operands'.
+"""``dot_general``: products over any dimensions, whose result may have another dtype than the operands.
 
-What matrix products of PyTorch cannot say: int8 times int8 summed in int32, batches anywhere.
+Unlike PyTorch's matrix products it can sum products of int8 in int32, and take any dimensions as batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-"""``((contracting of lhs, of rhs), (batch of lhs, of rhs))``, each a list of dimensions."""
+"""``((contracted of lhs, of rhs), (batches of lhs, of rhs))``, each a list of dimensions."""
 
 PRECISIONS: Final = ("default", "high", "highest")
 MSG_PRECISION: Final = "dot_general: precision_config is {got!r}; give one of {known}, or None"
@@ -26,8 +26,8 @@ MSG_NOT_XLA: Final = (
     "torch.tensordot or torch.einsum"
 )
 MSG_SIZES: Final = (
-    "dot_general: dimension {left} of lhs {lhs} and dimension {right} of rhs {rhs} go together and have "
-    "different sizes"
+    "dot_general: dimension {left} of lhs {lhs} is paired with dimension {right} of rhs {rhs}, which has another "
+    "size"
 )
 MSG_COUNTS: Final = (
     "dot_general: {lhs} dimensions of lhs and {rhs} of rhs are {kind}; give as many of each"
@@ -42,12 +42,12 @@ def dot_general(
     precision_config: str | None = None,
     preferred_element_type: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The product of two tensors: batch dimensions, then those left of ``lhs``, then those of ``rhs``.
+    """The product of two tensors; its dimensions are the batches, then the rest of ``lhs``, then that of ``rhs``.
 
-    Dimensions may be negative. The result has ``preferred_element_type`` (default: the operands' common
-    dtype) and is summed in it. ``precision_config`` is ``"DEFAULT"``, ``"HIGH"`` or ``"HIGHEST"``.
-    Autograd does not see it. Raises RuntimeError for a tensor that is on no ``xla`` device, ValueError for
-    dimensions that do not fit and another precision.
+    Dimensions may be negative. The result has the dtype ``preferred_element_type`` (default: the operands' common
+    dtype), in which products are summed. ``precision_config`` is ``"DEFAULT"``, ``"HIGH"``, ``"HIGHEST"`` or None
+    (default: as set for the process). Not differentiable. Raises RuntimeError for a tensor that is not on an
+    ``xla`` device, ValueError for dimensions that do not fit and for another precision.
     """
     for tensor in (lhs, rhs):
         if not torch.compiler.is_compiling() and not isinstance(tensor, XLATensor):
@@ -76,7 +76,7 @@ def dot_general(
 def _paired(
     lhs: torch.Tensor, rhs: torch.Tensor, left: Sequence[int], right: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The dimensions counted from the front. Raises ValueError where two have different sizes."""
+    """The dimensions as non-negative numbers. Raises ValueError if two that are paired have different sizes."""
     for a, b in zip(left, right, strict=True):
         if lhs.shape[a] != rhs.shape[b]:
             shapes = {"lhs": tuple(lhs.shape), "rhs": tuple(rhs.shape)}

@@ -1,7 +1,7 @@
-"""``flash_attention``: the attention that models written for TPUs call.
+"""``flash_attention``: attention under the name that models written for TPUs call.
 
 On a TPU jax's kernels compute it in blocks, so that memory grows with the lengths and not with their product
-(Dao et al. 2022, https://arxiv.org/abs/2205.14135); elsewhere the scores are computed in full.
+(Dao et al. 2022, https://arxiv.org/abs/2205.14135); on other devices all scores are computed at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import jax.numpy as jnp
 import torch
 from jax import Array
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -33,7 +33,7 @@ from xla_core.operators.target import Target
 from xla_core.torch_bridge.op_library import XLA_LIB
 from xla_core.torch_bridge.operands import Gradients, Operand
 
-MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
+MSG_SEGMENTS: Final = "give both q_segment_ids and kv_segment_ids, or neither"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
 MSG_SPEC: Final = (
     "flash_attention is split by batch and heads: partition_spec {spec} needs {rank} entries, the last "
@@ -52,7 +52,10 @@ _BACKWARD: Final = (
 
 
 class FlashAttention(torch.autograd.Function):
-    """``flash_attention`` by position; ``DEFAULT_BLOCK_SIZES`` are the kernel's block lengths at most."""
+    """``flash_attention`` with positional arguments.
+
+    ``DEFAULT_BLOCK_SIZES`` are the largest block lengths of the TPU's kernels.
+    """
 
     MIN_BLOCK_SIZE: ClassVar[int] = LANES
     DEFAULT_MASK_VALUE: ClassVar[float] = MASK_VALUE
@@ -84,7 +87,7 @@ class FlashAttention(torch.autograd.Function):
         partition_spec: Any,
         mesh: Any,
     ) -> torch.Tensor:
-        """The attention; see ``flash_attention``."""
+        """Compute ``flash_attention``."""
         numbers = (causal, float(sm_scale), list(FlashAttention.DEFAULT_BLOCK_SIZES.values()))
         operands = (q, k, v, ab, q_segment_ids, kv_segment_ids)
         ctx.numbers, ctx.spec, ctx.mesh = numbers, partition_spec, mesh
@@ -102,8 +105,9 @@ class FlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
-        """Gradients by ``q``, ``k``, ``v`` and, if it is wanted, ``ab``."""
+        """The gradients of ``q``, ``k``, ``v`` and, if needed, ``ab``."""
         with_ab, spec = ctx.needs_input_grad[7], ctx.spec
         operands = (gradients[0], *ctx.saved_tensors)
 
@@ -142,13 +146,15 @@ def flash_attention(
     partition_spec: Any = None,
     mesh: Any = None,
 ) -> torch.Tensor:
-    """``softmax(sm_scale * (q @ k.T + ab)) @ v`` over (batch, heads, length, head size), differentiable.
+    """``softmax(sm_scale * (q @ k.T + ab)) @ v``, differentiable once.
 
-    ``causal`` hides later positions; positions see only those of their own segment (integers (batch,
-    length)); ``ab`` broadcasts to (batch, heads, q length, kv length). There may be further dimensions
-    in front. Over a mesh of devices (SPMD), ``partition_spec`` says how all of these are split: by batch
-    and heads, so that each device computes its own; ``mesh`` None is the global one. Raises ValueError for
-    one kind of segments without the other or of another shape, or a spec that splits lengths or sizes.
+    ``q``, ``k`` and ``v`` are (batch, heads, length, head size), with any number of batch dimensions. ``sm_scale``
+    defaults to 1. With ``causal`` (default: False) a position does not see later ones. Segment ids are integers
+    (batch, length); a position sees only positions of its own segment. ``ab`` (default: None) broadcasts to (batch,
+    heads, q length, kv length). Over a mesh of devices (SPMD), ``partition_spec`` says how these tensors are split
+    by batch and heads, so that each device computes its own part; ``mesh`` defaults to the global one. Raises
+    ValueError if only one kind of segment ids is given, or one of another shape, and for a spec that splits lengths
+    or sizes.
     """
     _check_segments(q, k, q_segment_ids, kv_segment_ids)
     if partition_spec is not None and (
@@ -165,7 +171,7 @@ def flash_attention(
 def _by_batch(
     operator: Any, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Operand]
 ) -> Sequence[torch.Tensor]:
-    """The operator's results, with the dimensions in front of the heads as one."""
+    """The results of an operator that takes one batch dimension, for tensors with any number of them."""
     first = tensors[0]
     assert first is not None
     batch = first.shape[:-3]
@@ -199,7 +205,7 @@ def _by_name(
     return flash_attention(q, k, v, causal=casual)
 
 
-# "casual": so is it spelled in the schema that graphs of other libraries name the argument by
+# "casual" is the spelling in torch_xla's schema, which graphs of other libraries use
 XLA_LIB.define("flash_attention(Tensor q, Tensor k, Tensor v, bool casual=False) -> Tensor")
 XLA_LIB.impl("flash_attention", _by_name, "CompositeImplicitAutograd")
 
@@ -245,7 +251,7 @@ def forward(
     sm_scale: float,
     blocks: Sequence[int],
 ) -> tuple[Array, Array]:
-    """The attention, and the logarithm of the sum of each row's weights."""
+    """The attention, and the logarithm of the sum of each row's unnormalized weights."""
     tpu = _kernel_for(q, k, v)
     if tpu is not None:
         return _Kernels(tpu, q, k, ab, q_ids, kv_ids, causal, sm_scale, blocks).forward(v)
@@ -257,7 +263,7 @@ def forward(
 
 
 def _logs(sums: Array, highest: Array) -> Array:
-    """Log of the sum of weights; of rows that see nothing 0, by which their weights are 0 going back."""
+    """The logarithm of the sum of weights; 0 for rows that see nothing, so that their gradients are 0."""
     return jnp.where(highest > MASK_VALUE / 2, highest + jnp.log(sums), 0)
 
 
@@ -277,7 +283,7 @@ def backward(
     blocks: Sequence[int],
     with_ab: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients by ``q``, ``k``, ``v`` and ``ab`` (a zero where it is not wanted)."""
+    """The gradients of ``q``, ``k``, ``v`` and ``ab``; for ``ab`` a single zero if it is not needed."""
     inner = jnp.sum(o.astype(logs.dtype) * grad.astype(logs.dtype), axis=-1)
     tpu = _kernel_for(q, k, v)
     if tpu is not None:
@@ -305,7 +311,7 @@ def _scores(
     causal: bool,
     sm_scale: float,
 ) -> tuple[Array, Array | None]:
-    """Scores (batch, heads, q length, kv length), and which count; None if all do."""
+    """The scores (batch, heads, q length, kv length), and a mask of the visible ones, None if all are visible."""
     scores = jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=wide(q))
     if ab is not None:
         scores = scores + ab
@@ -320,7 +326,7 @@ def _scores(
 
 
 class _Kernels:
-    """jax's kernels for one call: operands are padded to whole blocks, results cut to their lengths."""
+    """jax's kernels for one call: operands are padded to whole blocks, and results are cut again."""
 
     def __init__(
         self,
@@ -352,7 +358,7 @@ class _Kernels:
         return padded(array, 2, self.kv_padded)
 
     def _segments(self, q_ids: Array | None, kv_ids: Array | None, batch: int) -> Array:
-        """Segments as the kernels take them: what was padded belongs to none of the given ones."""
+        """The segment ids for the kernels, in which padding belongs to segments of its own."""
         whole = (self.q_length, self.kv_length) == (self.q_padded, self.kv_padded)
         if q_ids is None or kv_ids is None:
             if whole:
@@ -369,7 +375,7 @@ class _Kernels:
         return block_of(self.blocks[name], length)
 
     def forward(self, v: Array) -> tuple[Array, Array]:
-        """The attention, and the logarithms of the rows' sums."""
+        """The attention, and the logarithms of the sums of the rows' weights."""
         o, sums, highest = call_kernel(
             self.tpu, self.kernels._flash_attention_impl,
             self.q, self.k, self._columns(v), self.ab, self.segments,
@@ -386,8 +392,8 @@ class _Kernels:
     def backward(
         self, v: Array, grad: Array, logs: Array, inner: Array
     ) -> tuple[Array, Array, Array, Array | None]:
-        """Gradients by ``q``, ``k``, ``v`` and ``ab`` (None without one)."""
-        # in place of sums and maxima: sums of 1, and the logarithms
+        """The gradients of ``q``, ``k``, ``v`` and ``ab`` (None without ``ab``)."""
+        # The kernels take sums and maxima of weights; 1 and the logarithm of the sum give the same weights.
         residuals = (jnp.ones((*self.q.shape[:-1],), logs.dtype), self._rows(logs))
         operands = (
             self.q, self.k, self._columns(v), self.ab, self.segments,

@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each: what a mixture of experts computes."""
+"""Products of groups of rows, each with a matrix of its own, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -26,7 +26,7 @@ from xla_core.torch_bridge.operands import Gradients, Operand
 
 MSG_RANK: Final = "{name} of {function} has {got} dimensions; it needs {wanted}"
 
-# Rows of a product that a tile covers at most, and columns: tiles of this size fit a TPU's fast memory.
+# The most rows and columns of a tile; tiles of this size fit into a TPU's fast memory.
 _MOST_ROWS: Final = 512
 _MOST_COLUMNS: Final = 2048
 
@@ -40,12 +40,13 @@ def gmm(
     group_offset: torch.Tensor | None = None,
     transpose_rhs: bool = False,
 ) -> torch.Tensor:
-    """``lhs[rows of group i] @ rhs[i]`` for every group: (m, k) and (groups, k, n) give (m, n).
+    """``lhs[rows of group i] @ rhs[i]`` for each group: (m, k) and (groups, k, n) give (m, n).
 
-    ``group_sizes`` (integers) says how many rows each group has, one group after the other; rows that
-    belong to none give zeros. With ``group_offset`` (0-d) ``rhs`` holds the groups from that one on
-    only. ``transpose_rhs``: ``rhs`` is (groups, n, k). ``tiling`` is the TPU kernel's: rows, inner
-    length, columns. Differentiable. Raises ValueError for operands of other ranks.
+    ``group_sizes`` are integers (groups,): the numbers of consecutive rows in each group. Rows after the last group
+    give zeros. With ``group_offset``, an integer tensor of shape (), ``rhs`` holds only the groups from that number
+    on. With ``transpose_rhs`` (default: False) ``rhs`` is (groups, n, k). ``tiling`` (default: chosen by the sizes)
+    are the TPU kernel's rows, inner length and columns of a tile. Differentiable once. Raises ValueError for
+    operands of other ranks.
     """
     _check("gmm", lhs=(lhs, 2), rhs=(rhs, 3), group_sizes=(group_sizes, 1))
     return torch.ops.xla.gmm(lhs, rhs, group_sizes, tiling, group_offset, transpose_rhs)
@@ -60,10 +61,11 @@ def tgmm(
     group_offset: torch.Tensor | None = None,
     num_actual_groups: int | None = None,
 ) -> torch.Tensor:
-    """``lhs[:, columns of group i] @ rhs[rows of group i]``: (k, m) and (m, n) give (groups, k, n).
+    """``lhs[:, columns of group i] @ rhs[rows of group i]`` for each group: (k, m) and (m, n) give (groups, k, n).
 
-    With ``group_offset`` (0-d) the result holds ``num_actual_groups`` groups from that one on.
-    Raises ValueError for operands of other ranks.
+    ``group_sizes`` and ``tiling`` are those of ``gmm``. With ``group_offset``, an integer tensor of shape (), the
+    result has ``num_actual_groups`` groups (default: all) from that number on. Not differentiable. Raises
+    ValueError for operands of other ranks.
     """
     _check("tgmm", lhs=(lhs, 2), rhs=(rhs, 2), group_sizes=(group_sizes, 1))
     return torch.ops.xla.tgmm(lhs, rhs, group_sizes, tiling, group_offset, num_actual_groups)
@@ -76,13 +78,13 @@ def gmm_backward(
     group_sizes: torch.Tensor,
     tiling: tuple[int, int, int] = (512, 512, 512),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of ``gmm`` by ``lhs`` and ``rhs``."""
+    """The gradients of ``gmm(lhs, rhs, group_sizes, tiling)`` by ``lhs`` and ``rhs``, from that of its result."""
     by_lhs = gmm(grad, rhs, group_sizes, tiling, transpose_rhs=True)
     return by_lhs, tgmm(lhs.t(), grad, group_sizes, tiling)
 
 
 class GMM(torch.autograd.Function):
-    """``gmm`` by position, ``apply(lhs, rhs, group_sizes, tiling)``."""
+    """``gmm`` as ``GMM.apply(lhs, rhs, group_sizes, tiling)``."""
 
     @staticmethod
     def forward(
@@ -98,8 +100,9 @@ class GMM(torch.autograd.Function):
         return gmm(lhs, rhs, group_sizes, tiling)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
-        """Gradients by ``lhs`` and ``rhs``."""
+        """The gradients of ``lhs`` and ``rhs``."""
         lhs, rhs, group_sizes = ctx.saved_tensors
         derivatives = gmm_backward(gradients[0], lhs, rhs, group_sizes, ctx.tiling)
         return *derivatives, None, None
@@ -152,7 +155,7 @@ def lower_gmm(
     group_offset: Array | None = None,
     transpose_rhs: bool = False,
 ) -> Array:
-    """Rows by groups, in the kernel or as XLA's ragged product."""
+    """``gmm`` by the TPU's kernel, or as XLA's ragged product."""
     tpu = for_tpu(_multiplies(lhs, rhs), "gmm")
     if tpu is not None:
         rows, groups = lhs.shape[0], rhs.shape[0]
@@ -164,7 +167,7 @@ def lower_gmm(
             preferred_element_type=lhs.dtype, tiling=tiles,
             group_offset=_narrow(group_offset), transpose_rhs=transpose_rhs,
         )[:rows]  # fmt: skip
-        # rows of no group are whatever was in memory
+        # the kernel does not write the rows after the last group
         inside = jnp.arange(rows) < group_sizes.sum()
         return jnp.where(inside[:, None], products, 0)
     matrices = rhs.swapaxes(1, 2) if transpose_rhs else rhs
@@ -190,7 +193,7 @@ def lower_tgmm(
     group_offset: Array | None = None,
     num_actual_groups: int | None = None,
 ) -> Array:
-    """A matrix per group, in the kernel or as one product with the rows of other groups zeroed."""
+    """``tgmm`` by the TPU's kernel, or as one product in which the rows of other groups are zeros."""
     groups = group_sizes.shape[0] if num_actual_groups is None else num_actual_groups
     rows = rhs.shape[0]
     tpu = for_tpu(_multiplies(lhs, rhs), "tgmm")
@@ -215,7 +218,7 @@ def lower_tgmm(
 
 
 def _multiplies(lhs: Array, rhs: Array) -> bool:
-    """Whether the kernels take these: they know two dtypes, and at least a register's lanes."""
+    """Whether the kernels support these operands: two dtypes, and sizes of at least a register's lanes."""
     dtypes = (jnp.float32, jnp.bfloat16)
     return lhs.dtype == rhs.dtype and lhs.dtype in dtypes and min(rhs.shape[-2:]) >= LANES
 
@@ -227,7 +230,7 @@ def _narrow(group_offset: Array | None) -> Array | None:
 def _tiles(
     wanted: Sequence[int] | None, rows: int, inner: int, columns: int, groups: int
 ) -> tuple[int, int, int]:
-    """Tile sizes: what the caller wants, or twice the average group by as much as fits; whole lanes."""
+    """Tile sizes in whole lanes: those that are wanted, or twice the average group by as much as fits."""
     if wanted is None:
         wanted = (min(2 * rows // groups, _MOST_ROWS), _MOST_COLUMNS, _MOST_COLUMNS)
     lengths = (rows, inner, columns)
@@ -245,6 +248,7 @@ def _setup(ctx: FunctionCtx, inputs: tuple[Operand, ...], output: Operand) -> No
     ctx.save_for_backward(lhs, rhs, group_sizes, group_offset)
 
 
+@once_differentiable  # type: ignore[untyped-decorator]
 def _backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     lhs, rhs, sizes, offset = ctx.saved_tensors
     by_lhs = by_rhs = None

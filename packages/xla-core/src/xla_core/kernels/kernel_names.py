@@ -1,4 +1,4 @@
-"""The further names of torch_xla's kernel module: a kernel for ``xla`` tensors, its shapes for meta tensors."""
+"""Further names of torch_xla's kernel module: functions for ``xla`` tensors, and shapes for meta tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from xla_core.kernels.paged_attention import ragged_paged_attention
 
 MSG_ELSEWHERE: Final = (
-    "{name}: there is no such kernel for tensors on {device}; move them: .to('xla'). Tensors on 'meta' give the "
-    "result's shape"
+    "{name}: there is no such kernel for tensors on {device}; move them: .to('xla'). For tensors on 'meta' the "
+    "result has the right shape"
 )
 MSG_REPEATS: Final = (
     "repeats has the shape {repeats}, input {input}; give one number per row of the input"
@@ -21,16 +21,16 @@ MSG_REPEATS: Final = (
 def repeat_with_fixed_output_size(
     input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int
 ) -> torch.Tensor:
-    """``torch.repeat_interleave(input, repeats, 0)`` with ``total_repeat_length`` rows, whatever they add up to.
+    """``torch.repeat_interleave(input, repeats, 0)`` with ``total_repeat_length`` rows; ``repeats`` is not read.
 
-    Rows too many are cut off; missing ones repeat the last row. No value is read by the host. Raises
-    ValueError unless there is a number for each row.
+    ``input`` is (rows, ...), ``repeats`` integers (rows,). Excess rows are cut off, and missing ones repeat the
+    last row. Raises ValueError unless there is a number for each row.
     """
     if repeats.shape != input.shape[:1]:
         raise ValueError(MSG_REPEATS.format(repeats=tuple(repeats.shape), input=tuple(input.shape)))
     ends = torch.cumsum(repeats, 0)
     rows = torch.arange(total_repeat_length, device=ends.device, dtype=ends.dtype)
-    # a row of the result lies in front of the ends that are larger than its number
+    # a row of the result comes from the first row of the input whose end is larger than its number
     numbers = (rows[:, None] >= ends[None, :]).sum(1)
     return input[numbers.clamp(max=input.shape[0] - 1)]
 
@@ -41,7 +41,7 @@ def safe_empty_like(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def generate_ctx_need_grad(*args: object) -> list[bool]:
-    """For each argument whether it is a tensor that requires a gradient."""
+    """For each argument, whether it is a tensor that requires a gradient."""
     return [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
 
 
@@ -52,7 +52,7 @@ def _refuse(name: str, tensor: torch.Tensor) -> NoReturn:
 def non_xla_attetion(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_type: str
 ) -> torch.Tensor:
-    """A meta tensor like the result of an attention by ``q``. Raises ValueError for tensors elsewhere."""
+    """A meta tensor like the result of an attention of ``q``. Raises ValueError for tensors on other devices."""
     del k, v
     if q.device.type != "meta":
         _refuse(attention_type, q)
@@ -62,7 +62,7 @@ def non_xla_attetion(
 def non_xla_ragged_paged_attention(
     q: torch.Tensor, kv: torch.Tensor, attention_type: str
 ) -> torch.Tensor:
-    """As ``non_xla_attetion`` where keys and values are one tensor."""
+    """``non_xla_attetion`` for keys and values in one tensor."""
     return non_xla_attetion(q, kv, kv, attention_type)
 
 
@@ -84,7 +84,7 @@ def ragged_paged_attention_xla(
     num_queries_per_block: int | None = None,
     vmem_limit_bytes: int | None = None,
 ) -> torch.Tensor:
-    """``ragged_paged_attention`` whose options may come by position."""
+    """``ragged_paged_attention``, whose options may be positional here."""
     return ragged_paged_attention(
         q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs,
         sm_scale=sm_scale, sliding_window=sliding_window, soft_cap=soft_cap, mask_value=mask_value,

@@ -1,4 +1,4 @@
-"""How an operator of the namespace ``xla`` is defined here, and which way its rule lowers it."""
+"""Defines operators of the namespace ``xla``, with helpers for their lowering rules."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Kernel = Callable[..., Any]
 
 MASK_VALUE: Final[float] = -0.7 * torch.finfo(torch.float32).max
-"""What is added to scores that do not count; far from overflow, as in jax's kernels."""
+"""The value of masked scores; far from overflow, as in jax's kernels."""
 
 
 def operator(schema: str, meta: Callable[..., Any]) -> Callable[[F], F]:
-    """Define ``xla::`` + ``schema``; the decorated function is its lowering rule.
+    """Define the operator ``xla::`` + ``schema``; the decorated function is its lowering rule.
 
-    ``meta`` takes the operator's arguments with tensors that have no values, and returns such.
+    ``meta`` takes the operator's arguments with meta tensors, and returns meta tensors like the results.
     """
 
     def register(function: F) -> F:
@@ -41,9 +41,9 @@ def operator(schema: str, meta: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def for_tpu(fits: bool, name: str) -> target.Target | None:
-    """The TPU that is being lowered for, if it is one and its kernel ``fits``; else None.
+    """The TPU that the program is lowered for, if it is a TPU and its kernel ``fits``; else None.
 
-    A kernel that does not fit is counted under ``PlainKernel::name``: plain operations need more memory.
+    A kernel that does not fit is counted under ``PlainKernel::name``, since plain operations need more memory.
     """
     current = target.current()
     if current is None or current.platform != "tpu":
@@ -55,7 +55,7 @@ def for_tpu(fits: bool, name: str) -> target.Target | None:
 
 
 def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Array, **options: object) -> Array:
-    """``kernel(*operands, **options)`` traced for ``tpu``, 64-bit integers made 32-bit ones."""
+    """``kernel(*operands, **options)`` traced for ``tpu``, with int64 operands as int32."""
     narrow, named = jax.tree.map(_narrow, (operands, options))
     return pallas_kernels.call(
         kernel, pallas_kernels.for_tpu(tpu.kind, tpu.cores), *narrow, **named
@@ -69,14 +69,14 @@ def _narrow(operand: Array) -> Array:
 
 
 def wide(*arrays: Array) -> Array:
-    """The dtype that sums of products of these are computed in: float32 at least."""
+    """The dtype in which sums of products of these arrays are computed, at least float32."""
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def weights_of(scores: Array, visible: Array | None) -> tuple[Array, Array, Array]:
-    """Softmax over the last dimension of the visible scores: unnormalised weights, their sums, the maxima.
+    """The parts of a softmax over the last dimension: unnormalized weights, their sums, and the maxima.
 
-    A row in which nothing is visible weighs everything alike.
+    ``visible`` is a mask of the scores that count (None: all). A row in which nothing is visible has equal weights.
     """
     if visible is not None:
         scores = jnp.where(visible, scores, MASK_VALUE)
@@ -86,16 +86,16 @@ def weights_of(scores: Array, visible: Array | None) -> tuple[Array, Array, Arra
 
 
 def capped(scores: Array, cap: float | None) -> Array:
-    """``cap * tanh(scores / cap)``, or the scores where there is no cap."""
+    """``cap * tanh(scores / cap)``, or the scores if ``cap`` is None."""
     return scores if cap is None else jnp.tanh(scores / cap) * cap
 
 
 LANES: Final = 128
-"""Lanes of a TPU's registers: blocks of kernels are whole multiples of it."""
+"""The lanes of a TPU's registers; blocks of kernels are multiples of it."""
 
 
 def block_of(wanted: int, length: int) -> int:
-    """The longest block of whole lanes, at most ``wanted``, that divides ``length`` (whole lanes too)."""
+    """The longest multiple of ``LANES``, at most ``wanted``, that divides ``length``, also a multiple."""
     block = max(LANES, min(wanted, length) // LANES * LANES)
     while length % block:
         block -= LANES

@@ -1,7 +1,7 @@
-"""Attention whose keys and values lie in pages of a cache, as servers of language models keep them.
+"""Attention to keys and values in the pages of a cache, as servers of language models keep them.
 
-``multi_queries_paged_attention`` and, for shapes that jax's kernels do not take, the others look at all
-pages of a sequence at once.
+``multi_queries_paged_attention``, and the others for shapes that jax's kernels do not support, gather all pages of
+a sequence at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MSG_MEGACORE: Final = "megacore_mode is {got!r}; it is 'kv_head', 'batch' or Non
 MSG_HEADS: Final = "{queries} heads of queries cannot share {keys} heads of keys evenly"
 MSG_RAGGED: Final = "ragged_paged_attention: {problem}"
 
-# Rows of keys, and queries, that one block of the ragged kernel looks at by default.
+# The keys and queries in one block of the ragged kernel by default.
 _KEYS_PER_BLOCK: Final = 128
 _QUERIES_PER_BLOCK: Final = 32
 _VMEM_BYTES: Final = 120 * 1024 * 1024
@@ -48,13 +48,14 @@ def paged_attention(
     megacore_mode: str | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of one query per sequence, (batch, heads, head size), to its ``lengths`` first keys.
+    """Attention of one query per sequence to the first ``lengths`` keys of the sequence.
 
-    Pages are (key heads, pages, page size, head size); ``page_indices`` (batch, pages per sequence) says
-    which are a sequence's, in order. Scores are not scaled; ``attn_logits_soft_cap`` bounds them.
-    ``pages_per_compute_block`` divides the pages per sequence; it and ``megacore_mode`` tune the TPU's
-    kernel, which rounds keys and values to bfloat16. Raises ValueError for another mode, or heads that do
-    not divide.
+    ``q`` is (batch, heads, head size), ``lengths`` integers (batch,), the pages (key heads, pages, page size, head
+    size), and ``page_indices`` (batch, pages per sequence) lists the pages of each sequence in order. Scores are
+    not scaled; with ``attn_logits_soft_cap`` (default: None) they become ``cap * tanh(score / cap)``.
+    ``pages_per_compute_block``, a divisor of the pages per sequence, and ``megacore_mode`` (``'kv_head'``,
+    ``'batch'`` or None) tune the TPU's kernel, which rounds keys and values to bfloat16. Not differentiable. Raises
+    ValueError for another mode, and if the key heads do not divide the heads.
     """
     if megacore_mode not in (None, "kv_head", "batch"):
         raise ValueError(MSG_MEGACORE.format(got=megacore_mode))
@@ -78,11 +79,11 @@ def multi_queries_paged_attention(
     use_kernel: bool = True,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """As ``paged_attention`` for several queries per sequence, (batch, queries, heads, head size).
+    """``paged_attention`` with several queries per sequence: ``q`` is (batch, queries, heads, head size).
 
-    The last of a sequence's ``effective_q_lens`` queries stands at its last key, and each sees the keys up
-    to its own place. jax has no kernel of this: the block sizes and ``use_kernel`` change nothing.
-    Raises ValueError for heads that do not divide.
+    The last of the ``effective_q_lens`` queries of a sequence has the position of its last key, and each query sees
+    the keys up to its own position. jax has no kernel for this, so the block sizes and ``use_kernel`` have no
+    effect. Not differentiable. Raises ValueError if the key heads do not divide the heads.
     """
     _check_heads(q.shape[2], k_pages.shape[0])
     return torch.ops.xla.multi_queries_paged_attention(
@@ -112,15 +113,16 @@ def ragged_paged_attention(
     num_queries_per_block: int | None = None,
     vmem_limit_bytes: int | None = None,
 ) -> torch.Tensor:
-    """Attention of sequences of different lengths, their queries one after the other: (tokens, heads, size).
+    """Attention of sequences of different lengths, whose queries are concatenated: ``q`` is (tokens, heads, size).
 
-    Pages are (pages, page size, 2 * key heads, size), keys and values in turn; sequence i has the queries
-    from ``cu_q_lens[i]`` to ``cu_q_lens[i + 1]`` and ``kv_lens[i]`` keys, of which the last query sees all
-    and earlier ones the keys up to their own place, or the last ``sliding_window`` of these. The first
-    ``num_seqs`` (a tensor of one element) sequences count; rows of no sequence are zeros on every
-    device but TPUs, where they have no value. ``k_scale`` and ``v_scale`` multiply keys and values.
-    With ``use_kernel=False`` the lengths are read and checked, and only rows of sequences returned.
-    Raises ValueError for heads that do not divide or, then, lengths that do not fit.
+    Pages are (pages, page size, 2 * key heads, size), with keys and values alternating. Sequence i has the queries
+    from ``cu_q_lens[i]`` to ``cu_q_lens[i + 1]`` and ``kv_lens[i]`` keys. Its last query sees all keys, and earlier
+    queries see the keys up to their own position, or the last ``sliding_window`` of these. The first ``num_seqs``
+    (a tensor of one element) sequences are computed; rows of ``q`` without a sequence give zeros on all devices but
+    TPUs, where their results are undefined. Scores are multiplied by ``sm_scale`` (default: 1), keys and values by
+    ``k_scale`` and ``v_scale``. With ``use_kernel=False`` the lengths are read and checked, and only rows of
+    sequences are returned. Not differentiable. Raises ValueError if the key heads do not divide the heads and, with
+    ``use_kernel=False``, for lengths that do not fit.
     """
     _check_heads(q.shape[1], kv_pages.shape[2] // 2)
     result = torch.ops.xla.ragged_paged_attention(
@@ -147,17 +149,17 @@ def _checked_rows(
     num_seqs: torch.Tensor,
 ) -> int:
     """How many rows of ``q`` belong to sequences. Raises ValueError for lengths that do not fit."""
-    count = int(num_seqs.cpu()[0])
+    count = int(num_seqs)
     most, pages = page_indices.shape
     if count > most:
         raise ValueError(MSG_RAGGED.format(problem=f"{count} sequences, with pages for {most}"))
     lengths, ends = kv_lens.cpu()[:count], cu_q_lens.cpu()[: count + 1]
     room = pages * kv_pages.shape[1]
     if count and int(lengths.max()) > room:
-        text = f"a sequence has {int(lengths.max())} keys, its pages room for {room}"
+        text = f"a sequence has {int(lengths.max())} keys, but its pages have room for {room}"
         raise ValueError(MSG_RAGGED.format(problem=text))
     if int(ends[-1]) > q.shape[0]:
-        text = f"the sequences have {int(ends[-1])} queries, q has {q.shape[0]} rows"
+        text = f"the sequences have {int(ends[-1])} queries, but q has {q.shape[0]} rows"
         raise ValueError(MSG_RAGGED.format(problem=text))
     longer = (ends.diff() > lengths).nonzero().flatten().tolist()
     if longer:
@@ -189,7 +191,7 @@ def lower_paged(
     megacore_mode: str | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> Array:
-    """One query per sequence: jax's kernel, or a softmax over all pages."""
+    """``paged_attention`` by jax's kernel, or as a softmax over all pages."""
     tpu = for_tpu(q.shape[-1] % LANES == 0, "paged_attention")
     if tpu is not None:
         return call_kernel(
@@ -222,7 +224,7 @@ def lower_multi_queries(
     use_kernel: bool,
     attn_logits_soft_cap: float | None = None,
 ) -> Array:
-    """Several queries per sequence: a softmax over all pages."""
+    """``multi_queries_paged_attention`` as a softmax over all pages."""
     return _over_pages(
         q, k_pages, v_pages, lengths, page_indices, effective_q_lens, attn_logits_soft_cap
     )
@@ -283,7 +285,7 @@ def lower_ragged(
     num_queries_per_block: int | None = None,
     vmem_limit_bytes: int | None = None,
 ) -> Array:
-    """Queries of all sequences: jax's kernel, or one sequence after the other."""
+    """``ragged_paged_attention`` by jax's kernel, or one sequence after the other."""
     tpu = for_tpu(q.shape[-1] % LANES == 0, "ragged_paged_attention") if use_kernel else None
     if tpu is not None:
         by_default = max(1, min(page_indices.shape[1], _KEYS_PER_BLOCK // kv_pages.shape[1]))
@@ -314,7 +316,7 @@ def _one_sequence(
     i: Array,
     so_far: Array,
 ) -> Array:
-    """``found`` with the rows of sequence ``i`` computed."""
+    """``so_far`` with the rows of sequence ``i`` filled in."""
     sm_scale, window, cap, mask_value, k_scale, v_scale = numbers
     tokens, _, size = q.shape
     pages = kv_pages[page_indices[i]].reshape(-1, kv_pages.shape[2] // 2, 2, size)

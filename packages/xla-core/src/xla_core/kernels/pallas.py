@@ -1,21 +1,21 @@
 """A user's own Pallas kernels as operations on ``xla`` tensors.
 
-On a TPU the kernel is compiled for it; on any other device the same kernel is interpreted, as plain
-operations, so that a script runs with the right values, only not at a kernel's speed.
+For a TPU the kernel is compiled. On any other device it is interpreted as plain operations, which give the same
+values more slowly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from xla_core.computations.call_jax import call_jax
+from xla_core.computations.call_jax import call_jax, constant_of, key_of
 from xla_core.dispatch.functional import find_trace
 from xla_core.jax_bridge import jax_private, pallas_kernels
 from xla_core.operators.target import Target
@@ -28,10 +28,10 @@ OutputShapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
 
 MSG_NO_DTYPE: Final = "Unsupported dtype: {dtype}; a kernel's arrays can be {known}"
 MSG_NO_LIST: Final = (
-    "output_shape_dtype_fn of {kernel} gave {got}; it has to give a list of (shape, dtype)"
+    "output_shape_dtype_fn of {kernel} returned {got}; it must return a list of (shape, dtype)"
 )
 MSG_OTHER_SHAPES: Final = (
-    "the kernel {kernel} gives arrays of shapes {found}; its output_shape_dtype_fn promised "
+    "the kernel {kernel} returns arrays of shapes {shapes}, but its output_shape_dtype_fn returned "
     "{wanted}"
 )
 MSG_NO_KERNEL: Final = "{kernel} calls no Pallas kernel when it is lowered for a TPU"
@@ -39,13 +39,13 @@ MSG_TPU_ONLY: Final = (
     "a kernel that was compiled for TPUs runs on TPUs only, and this device is {platform}. "
     "make_kernel_from_pallas runs the same kernel on any device"
 )
-# What payloads are made for where this process has no TPU.
+# The target of payloads in a process without a TPU.
 _DEFAULT_TPU: Final = Target("tpu", "TPU v5 lite")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Traced:
-    """A function with kernels, traced as its device needs them; equal ones compare equal."""
+    """A function with Pallas kernels, which are traced as ``target`` needs them."""
 
     kernel: Callable[..., object]
     target: Target
@@ -60,13 +60,13 @@ class _Traced:
 def make_kernel_from_pallas(
     kernel: Callable[..., object], output_shape_dtype_fn: OutputShapes
 ) -> Callable[..., Any]:
-    """A function on ``xla`` tensors of ``kernel``, a function on jax arrays that calls Pallas kernels.
+    """A function on ``xla`` tensors that calls ``kernel``, a function on jax arrays that calls Pallas kernels.
 
-    Whatever is no tensor among its arguments is constant to the kernel (``static_argnums`` and
-    ``static_argnames`` are accepted; they say the same), and must be hashable.
-    ``output_shape_dtype_fn(*args)`` gives a list of (shape, dtype) of the results; a single result is
-    a tensor, several are a tuple. No gradients: wrap it in a ``torch.autograd.Function`` for those.
-    Calling it raises TypeError for tensors elsewhere, ValueError for results of other shapes.
+    Arguments that are not tensors are constants of the kernel and must be hashable; ``static_argnums`` and
+    ``static_argnames`` are accepted and have no effect. ``output_shape_dtype_fn(*args)`` returns a list with the
+    (shape, dtype) of each result. A single result is a tensor, several are a tuple. They have no gradients; wrap
+    the function in a ``torch.autograd.Function`` for these. A call raises TypeError for tensors on other devices,
+    ValueError for results of other shapes.
     """
     return functools.partial(_call, kernel, output_shape_dtype_fn)
 
@@ -87,7 +87,7 @@ def _call(
     results = jax.tree.leaves(call_jax(_Traced(kernel, target), args, kwargs, name))
     shapes, wanted = [tuple(r.shape) for r in results], [tuple(shape) for shape, _ in promised]
     if shapes != wanted:
-        raise ValueError(MSG_OTHER_SHAPES.format(kernel=name, found=shapes, wanted=wanted))
+        raise ValueError(MSG_OTHER_SHAPES.format(kernel=name, shapes=shapes, wanted=wanted))
     outputs = tuple(r.to(dtype) for r, (_, dtype) in zip(results, promised, strict=True))
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -103,17 +103,17 @@ def trace_pallas(
     use_cache: bool = False,
     **kwargs: object,
 ) -> tuple[str, list[torch.Tensor]]:
-    """The compiled form of the first Pallas kernel that ``kernel`` calls, and the tensors among ``args``.
+    """The payload of the first Pallas kernel that ``kernel`` calls, and the tensors among ``args``.
 
-    The form is what ``_XLAC._xla_tpu_custom_call`` takes. It is made for this process's TPU, else for
-    a TPU v5e, and no chip is needed to make it. With ``use_cache`` it is kept by ``kernel``, shapes,
-    dtypes and the other arguments, which are constants. Raises ValueError if no kernel is called.
+    The payload is the kernel's compiled form, which ``_XLAC._xla_tpu_custom_call`` takes. It is compiled for this
+    process's TPU, or for a TPU v5e without one; no chip is needed. With ``use_cache`` (default: False) payloads are
+    kept by ``kernel``, shapes, dtypes and the other arguments, which are constants and must be hashable then.
+    Raises ValueError if no kernel is called, TypeError for a constant that is not hashable.
     """
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     target = _target_of(tensors)
     shapes = tuple(to_jax_shape_dtype_struct(t) for t in tensors)
-    constants = tuple(None if isinstance(a, torch.Tensor) else a for a in args)
-    key = (kernel, target, shapes, constants, repr(sorted(kwargs.items())))
+    key = _key(kernel, target, shapes, args, kwargs) if use_cache else None
     if use_cache and key in _payloads:
         counters.increment("trace_pallas_cache_hit")
         return _payloads[key], tensors
@@ -132,6 +132,22 @@ def trace_pallas(
     return payload, tensors
 
 
+def _key(
+    kernel: object,
+    target: Target,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> Hashable:
+    """The key of a payload. Raises TypeError for a constant that is not hashable."""
+    places = tuple(isinstance(a, torch.Tensor) for a in args)
+    leaves, structure = jax.tree.flatten(
+        ([a for a in args if not isinstance(a, torch.Tensor)], dict(kwargs))
+    )
+    constants = tuple(key_of(constant_of(kernel, i, leaf)) for i, leaf in enumerate(leaves))
+    return kernel, target, tuple(shapes), places, constants, structure
+
+
 def _target_of(tensors: Sequence[torch.Tensor]) -> Target:
     if any(isinstance(t, XLATensor) for t in tensors):
         own = find_trace(tensors).backend.target
@@ -146,7 +162,7 @@ def tpu_custom_call(
     output_shapes: Sequence[Sequence[int]],
     output_dtypes: Sequence[torch.dtype],
 ) -> list[torch.Tensor]:
-    """Run what ``trace_pallas`` compiled. Raises RuntimeError on a device that is no TPU."""
+    """Run a payload of ``trace_pallas``; returns its results. Raises RuntimeError on a device that is not a TPU."""
     target = find_trace(tensors).backend.target
     if target.platform != "tpu":
         raise RuntimeError(MSG_TPU_ONLY.format(platform=target.platform))

@@ -1,7 +1,7 @@
-"""Calls of kernels over a mesh of devices: each computes the parts that it holds.
+"""Calls of kernels over a mesh of devices, each of which computes its own parts.
 
-Forward and backward pass are split each by itself. What autograd keeps between them are whole tensors, since a
-step may end there.
+The forward and the backward pass are split separately. Between them autograd keeps whole tensors, since a step may
+end there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def over_parts(
     results: Sequence[Result],
     mesh: Any,
 ) -> Sequence[torch.Tensor]:
-    """``function(*tensors)`` by parts as ``specs`` and ``results`` say; whole where there is no mesh."""
+    """``function(*tensors)`` on each device's parts as ``specs`` and ``results`` say, or whole without a mesh."""
     split = extensions().hook.xla_core_over_parts(
         function=function, tensors=tensors, specs=specs, results=results, mesh=mesh
     )
@@ -32,5 +32,5 @@ def over_parts(
 
 
 def splits_positions(spec: Sequence[Any]) -> bool:
-    """Whether a spec splits the last two dimensions, positions and sizes, which kernels need whole."""
+    """Whether a spec splits one of the last two dimensions (lengths and sizes), which kernels need whole."""
     return any(axis is not None for axis in spec[-2:])

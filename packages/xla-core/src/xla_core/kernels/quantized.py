@@ -34,11 +34,12 @@ def quantized_matmul_int8(
     out_block_size: int | None = None,
     in_block_size: int | None = None,
 ) -> torch.Tensor:
-    """``(x @ w.T) * scalar`` of int8 weights (columns, inner), in the dtype of ``x`` (rows, inner).
+    """``(x @ w.T) * scalar`` with int8 weights, in the dtype of ``x``.
 
-    ``quantize_activation`` rounds each row of ``x`` to int8 too, by its largest value, and multiplies
-    integers. jax has no kernel of this: the block sizes change nothing. Raises NotImplementedError
-    for ``zero_point`` or ``quant_block_size``, ValueError for shapes that do not fit.
+    ``x`` is (rows, inner), ``w`` int8 (columns, inner), and ``scalar`` (columns,). With ``quantize_activation``
+    (default: False) each row of ``x`` is rounded to int8, too, scaled by its largest value, and integers are
+    multiplied. jax has no kernel for this, so the block sizes have no effect. Raises NotImplementedError for
+    ``zero_point`` or ``quant_block_size``, ValueError for shapes that do not fit.
     """
     for name, given in (("zero_point", zero_point), ("quant_block_size", quant_block_size)):
         if given is not None:
@@ -72,7 +73,7 @@ def lower(
     quantize_activation: bool = False,
     *_blocks: int | None,
 ) -> Array:
-    """A product of floats, or of integers with the rows' own scales."""
+    """A product of floats, or of integers with a scale for each row."""
     if not quantize_activation:
         return product(x, w.astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32)) * scalar
     rounded, scale = rounded_rows(x)
@@ -80,9 +81,9 @@ def lower(
 
 
 def rounded_rows(x: Array) -> tuple[Array, Array]:
-    """``x`` as int8, each row (of the last dimension) by its largest value, and float32 scales."""
+    """``x`` as int8, scaled by the largest value of each row (along the last dimension), and the float32 scales."""
     largest = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
-    # a row of zeros has no scale; whatever it is divided by, its products are zeros
+    # the scale of a row of zeros does not matter, but must not be zero
     scale = jnp.where(largest == 0, 1.0, largest / _LARGEST)
     return jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8), scale
 

@@ -1,6 +1,6 @@
-"""Linear layers with weights of 8 or 4 bits: one scale per output, or one per output and block of inputs.
+"""Linear layers with weights of 8 or 4 bits, and one scale per output, or per output and block of inputs.
 
-``torch.ops.xla.quantized_matmul`` is torch_xla's operator, here on any device. Shapes, with ``blocks``
+``torch.ops.xla.quantized_matmul`` is torch_xla's operator, for ``xla`` and CPU tensors. Its shapes, with ``blocks``
 = inputs / ``block_size``:
 
 | | weight, int8 | scaler and zero point |
@@ -52,7 +52,7 @@ def check(
     scaler: torch.Tensor,
     zero_point: torch.Tensor | None,
 ) -> None:
-    """Raise ValueError unless weight, scaler and zero point have the dtype and shapes of the table above."""
+    """Raise ValueError unless weight, scaler and zero point have the dtype and shapes of the module's table."""
     if weight.dtype != torch.int8:
         raise ValueError(MSG_DTYPE.format(dtype=weight.dtype))
     wanted, scales = shapes(inputs, outputs, block_size)
@@ -70,7 +70,7 @@ def check(
 
 
 def shapes(inputs: int, outputs: int, block_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of weight and scaler. Raises ValueError for inputs that do not fill their blocks."""
+    """The shapes of weight and scaler. Raises ValueError if the block size does not divide the inputs."""
     if block_size == PER_CHANNEL:
         return (outputs, inputs), (outputs,)
     if block_size < 1 or inputs % block_size:
@@ -87,7 +87,7 @@ def _check_call(
     block_size: int | None,
     quantize_activation: bool | None,
 ) -> int:
-    """Check an operator's arguments; the block size."""
+    """Check the operator's arguments, and return the block size."""
     size = PER_CHANNEL if block_size is None else block_size
     if size != PER_CHANNEL and quantize_activation:
         raise ValueError(MSG_ACTIVATION.format(block_size=size))
@@ -128,7 +128,7 @@ def lower(
 ) -> Array:
     """The product, summed in float32 at least, or of integers with a scale per row of ``x``."""
     if int4_weight:
-        w = w.astype(jnp.int4).astype(jnp.int8)  # lets the compiler know of how many bits they are
+        w = w.astype(jnp.int4).astype(jnp.int8)  # tells the compiler that 4 bits are enough
     wide = jnp.promote_types(jnp.promote_types(x.dtype, scale.dtype), jnp.float32)
     if block_size is not None and block_size != PER_CHANNEL:
         return _blockwise(x, w, scale.astype(wide), zero_point, block_size)
@@ -172,17 +172,17 @@ def _on_cpu(
     int4_weight: bool | None = False,
     quantize_activation: bool | None = False,
 ) -> torch.Tensor:
-    """The same by PyTorch's own operators."""
+    """``quantized_matmul`` on the CPU, by PyTorch's own operators."""
     size = _check_call(x, w, scale, zero_point, block_size, quantize_activation)
-    if size != PER_CHANNEL:
-        cut = x.unflatten(-1, (-1, size))
-        products = torch.einsum("scn,...sc->...sn", w.to(x.dtype), cut)
-        total = torch.einsum("sn,...sn->...n", scale, products)
-        return total if zero_point is None else total - cut.sum(-1) @ zero_point
     dtype = torch.promote_types(x.dtype, scale.dtype)
+    if size != PER_CHANNEL:
+        cut = x.unflatten(-1, (-1, size)).to(dtype)
+        products = torch.einsum("scn,...sc->...sn", w.to(dtype), cut)
+        total = torch.einsum("sn,...sn->...n", scale.to(dtype), products)
+        return total if zero_point is None else total - cut.sum(-1) @ zero_point.to(dtype)
     rows: torch.Tensor | int = 1
     if quantize_activation:
-        wide = x.float()  # a bfloat16 quotient would round to 128, which is no int8
+        wide = x.float()  # a quotient in bfloat16 could round to 128, which int8 cannot hold
         rows = wide.abs().amax(-1, keepdim=True) / _LARGEST
         rows = rows.where(rows != 0, torch.ones_like(rows))
         x = (wide / rows).round()
@@ -205,7 +205,7 @@ def _keep(ctx: FunctionCtx, inputs: tuple[Operand, ...], output: torch.Tensor) -
 
 
 def _gradient(context: FunctionCtx, given: torch.Tensor) -> Gradients:
-    """That of ``x``; weights of integers have none."""
+    """The gradient of ``x``; the other operands have none."""
     if context.rounds:
         raise RuntimeError(MSG_NO_GRADIENT)
     w, scale, zero_point = context.saved_tensors
@@ -214,9 +214,10 @@ def _gradient(context: FunctionCtx, given: torch.Tensor) -> Gradients:
         if zero_point is not None:
             gradient = gradient - (given * zero_point).sum(-1, keepdim=True)
     else:
-        blocks = torch.einsum("...n,sn,scn->...sc", given, scale, w.to(given.dtype))
+        dtype = given.dtype
+        blocks = torch.einsum("...n,sn,scn->...sc", given, scale.to(dtype), w.to(dtype))
         if zero_point is not None:
-            blocks = blocks - torch.einsum("...n,sn->...s", given, zero_point)[..., None]
+            blocks = blocks - torch.einsum("...n,sn->...s", given, zero_point.to(dtype))[..., None]
         gradient = blocks.flatten(-2)
     return (gradient, None, None, None, None, None, None)
 
@@ -238,7 +239,14 @@ def quantized_matmul(
     int4_weight: bool = False,
     quantize_activation: bool = False,
 ) -> torch.Tensor:
-    """``torch.ops.xla.quantized_matmul`` as a function; see the module's table of shapes."""
+    """``x @ (w * scaler).T - sum(x) * zero_point``, as ``torch.ops.xla.quantized_matmul``.
+
+    ``x`` is (..., inputs) and the result (..., outputs), in the common dtype of ``x`` and ``scaler``. The shapes of
+    the other tensors depend on ``block_size`` (default: -1, per channel), see the module's table. ``int4_weight``
+    (default: False) says that the int8 weights are from -8 to 7. With ``quantize_activation`` (default: False) each
+    row of ``x`` is rounded to int8, too, and there is no gradient; otherwise ``x`` has one. Raises ValueError for
+    shapes or dtypes that do not fit, and for ``quantize_activation`` with blocks.
+    """
     product: torch.Tensor = torch.ops.xla.quantized_matmul(
         x, w, scaler, zero_point, block_size, int4_weight, quantize_activation
     )
@@ -246,11 +254,12 @@ def quantized_matmul(
 
 
 class XlaQuantizedLinear(nn.Module):
-    """A linear layer without bias whose weight is int8 with scales; see the module's table of shapes.
+    """A linear layer without bias, whose weight is int8 with scales; see the module's table of shapes.
 
-    ``int4_weight`` says that the weights are from -8 to 7; they are kept in int8. With
-    ``quantize_activation`` each row of the input is rounded to int8, too. Without ``is_symmetric`` there is a
-    zero point: ``sum(x) * zero_point`` is taken off. Raises ValueError for blocks that do not fit.
+    ``int4_weight`` says that the weights are from -8 to 7; they are kept as int8. With ``quantize_activation`` each
+    row of the input is rounded to int8, too. Unless ``is_symmetric``, there is a zero point, and ``sum(x) *
+    zero_point`` is subtracted. Raises ValueError if the block size does not divide ``input_dim``, and for
+    ``quantize_activation`` with blocks.
     """
 
     def __init__(
@@ -282,7 +291,7 @@ class XlaQuantizedLinear(nn.Module):
         weight_scaler: torch.Tensor,
         zero_point: torch.Tensor | None = None,
     ) -> None:
-        """Take over tensors that were quantized elsewhere. Raises ValueError where they do not fit."""
+        """Use these tensors, which were quantized elsewhere. Raises ValueError if they do not fit."""
         check(self.input_dim, self.output_dim, self.block_size, weight, weight_scaler, zero_point)
         self.weight = weight
         self.weight_scaler = weight_scaler
@@ -302,7 +311,7 @@ class XlaQuantizedLinear(nn.Module):
         return product
 
     def extra_repr(self) -> str:
-        """What it was made with, for ``print``."""
+        """The layer's options, for ``print``."""
         return (
             f"{self.input_dim}, {self.output_dim}, is_symmetric={self.is_symmetric}, "
             f"block_size={self.block_size}, int4_weight={self.int4_weight}, "

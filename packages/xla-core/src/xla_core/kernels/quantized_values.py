@@ -1,4 +1,4 @@
-"""Tensors as integers with scales and zero points, and back, with torch_xla's arguments."""
+"""Quantizes tensors to integers with scales and zero points, and back, with torch_xla's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MSG_COUNT: Final = (
     "for every index along axis {axis}: {wanted}"
 )
 MSG_INT4: Final = "{count} values for a tensor of {numel} elements"
-MSG_INT4_RANGE: Final = "{value} is no 4-bit integer: they go from -8 to 7"
+MSG_INT4_RANGE: Final = "{value} is not a 4-bit integer; these are from -8 to 7"
 
 _DTYPES: Final = {
     "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "int32": torch.int32,
@@ -29,10 +29,12 @@ def quantize_tensor(
     dtype: str,
     axis: int = -1,
 ) -> torch.Tensor:
-    """``round(input / scale) + zero_point``, cut to ``quant_min .. quant_max``, as integers of ``dtype``.
+    """``round(input / scale) + zero_point``, clamped to ``quant_min .. quant_max``, as integers of ``dtype``.
 
-    With one scale and ``axis`` -1 for the whole tensor, else with one for each index along ``axis``.
-    Raises ValueError for another dtype or another number of scales.
+    With ``axis`` -1 (the default) there is one scale and zero point for the tensor, otherwise one for each index
+    along
+    ``axis``. ``dtype`` is ``'int8'``, ``'uint8'``, ``'int16'`` or ``'int32'``. Raises ValueError for another dtype
+    or another number of scales or zero points.
     """
     wanted = _integers(dtype)
     scale, zero = _along(input, scales, zero_points, axis)
@@ -49,9 +51,9 @@ def dequantize_tensor(
     dtype: str,
     axis: int = -1,
 ) -> torch.Tensor:
-    """``(input - zero_point) * scale`` as float32: what ``quantize_tensor`` made, up to its rounding.
+    """``(input - zero_point) * scale`` as float32, the inverse of ``quantize_tensor`` but for rounding.
 
-    ``quant_min``, ``quant_max`` and ``dtype`` say how it was made. Raises as ``quantize_tensor`` does.
+    ``quant_min`` and ``quant_max`` are accepted and have no effect. Raises ValueError as ``quantize_tensor``.
     """
     del quant_min, quant_max
     _integers(dtype)
@@ -60,10 +62,10 @@ def dequantize_tensor(
 
 
 def cast_int4(input: torch.Tensor, values: Sequence[int]) -> torch.Tensor:
-    """A tensor of ``input``'s shape with these 4-bit values, on its device; PyTorch's dtype is int8.
+    """An int8 tensor of ``input``'s shape, on its device, with these 4-bit values.
 
-    They take a byte each: programs here have no 4-bit integers. Raises ValueError for values beyond -8 to 7,
-    or another number of them.
+    Each value takes a byte, as programs have no 4-bit integers here. Raises ValueError for values outside of -8 to
+    7, and for another number of values.
     """
     given = list(values)
     if len(given) != input.numel():
@@ -84,7 +86,7 @@ def _integers(dtype: str) -> torch.dtype:
 def _along(
     input: torch.Tensor, scales: Sequence[float], zero_points: Sequence[int], axis: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points in a shape that broadcasts to ``input``'s."""
+    """The scales and zero points as tensors that broadcast to ``input``'s shape."""
     wanted = 1 if axis == -1 else input.shape[axis]
     if not len(scales) == len(zero_points) == wanted:
         text = MSG_COUNT.format(

@@ -1,7 +1,7 @@
-"""One layer of a recurrent net in one direction, as one operator: its time steps are a loop of the program.
+"""One layer of a recurrent net in one direction as one operator, whose time steps are a loop of the program.
 
-The operator takes what the input contributes to all gates of all time steps (one large product, outside of the
-loop) and goes through them. How many there are is a size like any other.
+The operator takes the input's contribution to all gates of all time steps, which is one large product outside of
+the loop. The number of time steps is a size like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xla_core.kernels.kernel_operator import operator
 LSTM: Final = "lstm"
 GRU: Final = "gru"
 
-# ``present`` (time, batch) says where a sequence has an element: elsewhere its state stays as it is.
+# ``present`` (time, batch) says where a sequence has an element; at other times its state does not change.
 _SCHEMA: Final = (
     "Tensor gates, Tensor h, Tensor c, Tensor w_hh, Tensor? b_hh, Tensor? w_hr, Tensor? present, "
     "str kind, bool reverse"
@@ -27,10 +27,10 @@ _SCHEMA: Final = (
 
 
 class RecurrentLayer(torch.autograd.Function):
-    """``apply(gates, h, c, w_hh, b_hh, w_hr, present, kind, reverse)``: output, last state, last cell.
+    """``apply(gates, h, c, w_hh, b_hh, w_hr, present, kind, reverse)`` returns output, last state and last cell.
 
-    ``gates`` (time, batch, gates' width) is the product with the input; ``c`` is any tensor like ``h`` where
-    ``kind`` is not ``LSTM``.
+    ``gates`` (time, batch, width of the gates) is the product with the input, ``h`` and ``c`` are the first state
+    and cell. Unless ``kind`` is ``LSTM``, ``c`` is any tensor like ``h``.
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class RecurrentLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gradients by states and weights; by PyTorch's operators if they shall be differentiated again."""
+        """The gradients of all floating-point operands; by PyTorch's operators if they need gradients, too."""
         if torch.is_grad_enabled():
             return *_differentiable(gradients, ctx.saved_tensors, *ctx.how), None, None, None
         saved = ctx.saved_tensors
@@ -79,7 +79,7 @@ def lower_layer(
     kind: str,
     reverse: bool,
 ) -> tuple[Array, Array, Array]:
-    """One step for each time, backwards if ``reverse``: the states of all, the last state and cell."""
+    """The states of all time steps, which run backwards if ``reverse``, the last state and the last cell."""
 
     def step(state: tuple[Array, Array], item: tuple[Array, Any]) -> tuple[Any, Array]:
         x, here = item
@@ -96,7 +96,7 @@ _Activation: TypeAlias = Callable[[Any], Any]
 
 
 class _Functions(NamedTuple):
-    """What a cell is made of; ``parts`` cuts the second dimension into equal ones."""
+    """The functions of a cell; ``parts(x, n)`` cuts the second dimension into ``n`` equal parts."""
 
     sigmoid: _Activation
     tanh: _Activation
@@ -111,9 +111,9 @@ _TORCH: Final = _Functions(torch.sigmoid, torch.tanh, torch.relu, lambda x, n: x
 def _cell(
     by: _Functions, x: Any, h: Any, c: Any, w_hh: Any, b_hh: Any, w_hr: Any, kind: str
 ) -> tuple[Any, Any]:
-    """State and cell after one time step; ``x`` is the input's part of the gates.
+    """The state and the cell after one time step; ``x`` is the input's contribution to the gates.
 
-    Tensors are jax's or PyTorch's, as those that ``by`` takes.
+    Tensors are jax's or PyTorch's, depending on the functions ``by``.
     """
     other = h @ w_hh.T
     if b_hh is not None:
@@ -134,7 +134,7 @@ def _cell(
 
 @operator(f"recurrent_layer_backward(Tensor[] grads, {_SCHEMA}) -> Tensor[]", _gradient_shapes)
 def lower_gradient(grads: Sequence[Array], *args: Any) -> list[Array]:
-    """The gradients by all floating-point operands that are there."""
+    """The gradients of all floating-point operands that are not None."""
     floats = args[:6]
 
     def layer(*operands: Any) -> object:
@@ -154,8 +154,8 @@ def _differentiable(
     kind: str,
     reverse: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """The gradients by the six floating-point operands, as results of PyTorch's operators for each time step."""
-    # Views of their own: one operand may have been computed from another.
+    """The gradients of the six floating-point operands, computed by PyTorch's operators for each time step."""
+    # views, which are separate in the graph, because one operand may have been computed from another
     operands = [t if t is None else t.view_as(t) for t in saved]
     wanted = [t for t in operands[:6] if t is not None and t.requires_grad]
     results = zip(_by_steps(operands, kind, reverse), gradients, strict=True)
@@ -167,7 +167,7 @@ def _differentiable(
 
 
 def _by_steps(operands: Sequence[Any], kind: str, reverse: bool) -> tuple[torch.Tensor, ...]:
-    """What ``xla::recurrent_layer`` gives for its seven tensors, by PyTorch's operators."""
+    """The results of ``xla::recurrent_layer`` for its seven tensors, computed by PyTorch's operators."""
     gates, h, c, w_hh, b_hh, w_hr, present = operands
     state: tuple[torch.Tensor, torch.Tensor] = (h, c)
     outputs: list[torch.Tensor] = []

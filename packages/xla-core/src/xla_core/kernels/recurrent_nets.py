@@ -1,7 +1,7 @@
-"""``torch.nn.LSTM``, ``GRU`` and ``RNN`` of steps whose sizes vary: an operator is a layer, not a time step.
+"""``torch.nn.LSTM``, ``GRU`` and ``RNN`` for steps whose sizes vary, with one operator for each layer.
 
-PyTorch's own way records operators for each time step: sequences of another length are another step. Packed
-sequences are gathered, by an index that the host makes of their lengths, into time steps as long as the longest.
+PyTorch's own implementation records operators for each time step, so that each length is a step of its own. Packed
+sequences are gathered into padded time steps, by indices that the host computes from their lengths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MSG_TOTAL: Final = (
 
 
 class _Net(NamedTuple):
-    """What all layers share; ``cells`` are an LSTM's, else the states again."""
+    """The arguments of a net; ``cells`` are those of an LSTM, otherwise the states."""
 
     kind: str
     states: torch.Tensor
@@ -33,7 +33,7 @@ class _Net(NamedTuple):
     directions: int
 
     def weights(self) -> Iterator[tuple[torch.Tensor | None, ...]]:
-        """``w_ih, w_hh, b_ih, b_hh, w_hr`` of each layer and direction."""
+        """``w_ih, w_hh, b_ih, b_hh, w_hr`` of each layer and direction, None for those that a net lacks."""
         each = len(self.params) // (self.num_layers * self.directions)
         for first in range(0, len(self.params), each):
             w_ih, w_hh, *rest = self.params[first : first + each]
@@ -46,7 +46,7 @@ def of_sequences(
     kind: str, input: torch.Tensor, hx: object, params: Sequence[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """``aten.lstm.input`` (``kind`` "lstm"), GRU and RNN: outputs, last states, and an LSTM's last cells."""
+    """``aten.lstm.input`` and those of GRU and RNN: outputs, last states, and last cells of an LSTM."""
     net = _net(kind, hx, params, has_biases, num_layers, dropout if train else 0.0, bidirectional)
     steps = input.transpose(0, 1) if batch_first else input
     output, *last = _through(net, steps, None)
@@ -57,7 +57,7 @@ def of_packed(
     kind: str, data: torch.Tensor, batch_sizes: torch.Tensor, hx: object, params: Sequence[torch.Tensor],
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """``aten.lstm.data``, GRU and RNN: ``data`` are packed sequences, ``batch_sizes`` is on the host."""
+    """``aten.lstm.data`` and those of GRU and RNN: ``data`` are packed sequences, ``batch_sizes`` is on the CPU."""
     net = _net(kind, hx, params, has_biases, num_layers, dropout if train else 0.0, bidirectional)
     places, present = _places(batch_sizes, len(batch_sizes))
     filled = present.flatten().nonzero().flatten().to(data.device)
@@ -68,9 +68,10 @@ def of_packed(
 def padded(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """``aten._pad_packed_sequence``: (time, batch, ...), or batch before time, and the lengths, on the host.
+    """``aten._pad_packed_sequence``: padded sequences (time, batch, ...) or batch first, and lengths on the CPU.
 
-    Raises RuntimeError where ``total_length`` (none if not positive) is shorter than the longest sequence.
+    ``total_length`` is the length to pad to, or that of the longest sequence if it is not positive. Raises
+    RuntimeError if it is shorter than that.
     """
     longest = len(batch_sizes)
     if 0 < total_length < longest:
@@ -84,7 +85,7 @@ def padded(
 
 
 def _places(batch_sizes: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each time step and sequence its element's number among the packed ones, and whether there is one."""
+    """For each time step and sequence, the index of its element in the packed data, and whether it has one."""
     sizes = F.pad(batch_sizes.cpu(), (0, steps - len(batch_sizes)))
     sequence = torch.arange(int(sizes[0]))
     present = sequence < sizes[:, None]
@@ -108,7 +109,7 @@ def _net(
 def _through(
     net: _Net, steps: torch.Tensor, present: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """All layers over ``steps`` (time, batch, features), or those of them that are ``present``."""
+    """Run all layers over ``steps`` (time, batch, features), or over those that are ``present``."""
     states, cells = [], []
     weights = net.weights()
     for layer in range(net.num_layers):

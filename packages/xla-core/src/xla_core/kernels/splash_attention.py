@@ -1,4 +1,4 @@
-"""``splash_attention``: attention that skips blocks in which nothing is visible, on TPUs by jax's kernel."""
+"""``splash_attention``: attention whose TPU kernel, a part of jax, skips blocks in which all scores are masked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -49,10 +49,11 @@ MSG_SPEC: Final = (
 
 @dataclasses.dataclass(eq=True, frozen=True)
 class SplashAttentionConfig:
-    """How ``splash_attention`` computes: block lengths of the TPU's kernel, and what positions see.
+    """Options of ``splash_attention``: the TPU kernel's block lengths and layouts, the mask, and the sharding.
 
-    ``attentiontype_local_sliding`` hides what is more than ``slide_window_size`` positions away. With
-    ``mesh`` (a mesh's ``str``) each device computes its own batches and heads, as the partition specs say.
+    With ``attentiontype_local_sliding`` a position sees those that are at most ``slide_window_size`` positions
+    away. With ``mesh`` (the ``str`` of a mesh) each device computes its own batches and heads, as the partition
+    specs say.
     """
 
     sa_block_q: int = 2048
@@ -74,12 +75,12 @@ class SplashAttentionConfig:
     slide_window_size: int | None = None
 
     def to_json(self) -> str:
-        """The configuration as text, as ``splash_attention`` takes it."""
+        """The configuration as JSON, which ``splash_attention`` also takes."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, data: str) -> SplashAttentionConfig:
-        """What ``to_json`` wrote."""
+        """The configuration that ``to_json`` wrote."""
         fields = json.loads(data)
         return cls(**{name: _tuples(value) for name, value in fields.items()})
 
@@ -89,7 +90,7 @@ def _tuples(value: Operand) -> Any:
 
 
 class SplashAttention(torch.autograd.Function):
-    """``splash_attention`` by position."""
+    """``splash_attention`` with positional arguments."""
 
     @staticmethod
     def forward(
@@ -113,8 +114,9 @@ class SplashAttention(torch.autograd.Function):
         return _by_parts(kernel, (q, k, v, decoder_segment_ids), shapes, config)[0]
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
-        """Gradients by ``q``, ``k`` and ``v``."""
+        """The gradients of ``q``, ``k`` and ``v``."""
         q, k, v, ids = ctx.saved_tensors
 
         def kernel(
@@ -134,7 +136,7 @@ def _by_parts(
     shapes: Sequence[tuple[int, ...]],
     config: str,
 ) -> Sequence[torch.Tensor]:
-    """``kernel(q, k, v, ids, ...)`` on each device's batches and heads, where ``config`` has a mesh."""
+    """``kernel(q, k, v, ids, ...)``, on each device's batches and heads if ``config`` has a mesh."""
     options = SplashAttentionConfig.from_json(config)
     if options.mesh is None:
         return kernel(*operands)
@@ -154,12 +156,13 @@ def splash_attention(
     causal: bool = True,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """``softmax(q @ k.T) @ v`` over (batch, heads, length, size), not scaled; differentiable.
+    """``softmax(q @ k.T) @ v``, without scaling; differentiable once.
 
-    ``config`` is a ``SplashAttentionConfig`` or its ``to_json()``. ``causal`` hides later positions,
-    ``decoder_segment_ids`` (batch, length) those of other segments; ``attn_logits_soft_cap`` bounds
-    scores. Raises ValueError for shapes that do not fit, a sliding window of no size, or a partition spec
-    that splits lengths.
+    ``q``, ``k`` and ``v`` are (batch, heads, length, size), with as many heads of each. ``config`` is a
+    ``SplashAttentionConfig`` or its ``to_json()``. With ``causal`` (default: True) a position does not see later
+    ones; with ``decoder_segment_ids``, integers (batch, length), it sees its own segment only. With
+    ``attn_logits_soft_cap`` (default: None) scores become ``cap * tanh(score / cap)``. Raises ValueError for shapes
+    that do not fit, a sliding window without a size, and a partition spec that splits lengths or sizes.
     """
     options = SplashAttentionConfig.from_json(config) if isinstance(config, str) else config
     if options.attentiontype_local_sliding and options.slide_window_size is None:
@@ -228,7 +231,7 @@ def backward(
     causal: bool,
     soft_cap: float | None,
 ) -> Gradients:
-    """Gradients by ``q``, ``k`` and ``v``: jax derives them, or its kernel has them."""
+    """The gradients of ``q``, ``k`` and ``v``, by jax's automatic differentiation or by its kernel."""
     run, attention = _attention(q, k, v, config, causal, soft_cap)
 
     def gradients(q: Array, k: Array, v: Array, ids: Array | None, grad: Array) -> Array:
@@ -245,7 +248,7 @@ def _attention(
     causal: bool,
     soft_cap: float | None,
 ) -> tuple[Callable[..., Any], Callable[..., Array]]:
-    """What calls a function of arrays, and the attention as one: of ``q, k, v`` and the segments."""
+    """A function that calls functions of arrays, and the attention as a function of ``q, k, v`` and segment ids."""
     options = SplashAttentionConfig.from_json(config)
     window = options.slide_window_size if options.attentiontype_local_sliding else None
     fits = q.dtype == k.dtype == v.dtype and q.dtype in (jnp.float32, jnp.bfloat16)
@@ -295,7 +298,7 @@ def _kernel(
     v: Array,
     segment_ids: Array | None,
 ) -> Array:
-    """Jax's kernel on operands padded to whole blocks, in which what was padded is a segment of its own."""
+    """Jax's kernel on operands that are padded to whole blocks; the padding is a segment of its own."""
     kernels, masks = pallas_kernels.splash_attention()
     length = q.shape[2]
     whole = rounded_up(length, LANES)

@@ -16,7 +16,11 @@ import torch
 from torch import strided
 from torch._ops import OpOverload
 from torch._tensor import _rebuild_from_type_v2
-from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
+from torch._utils import (
+    _rebuild_device_tensor_from_cpu_tensor,
+    _rebuild_parameter,
+    _rebuild_parameter_with_state,
+)
 
 from xla_core.recording import untyped_storage
 from xla_core.recording.storage import Storage, View
@@ -252,8 +256,21 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         return self.detach().cpu().tolist()
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        rebuild, values = self._reduced()
+        state = attributes_of(self)
+        # with a history, rebuilding the attributes would make the tensor a result instead of a leaf
+        if state and rebuild is _rebuild_device_tensor_from_cpu_tensor and not self.requires_grad:
+            return _rebuild_from_type_v2, (rebuild, torch.Tensor, values, state)
+        return rebuild, values
+
+    def _reduced(self) -> tuple[Any, ...]:
+        """The function that rebuilds the tensor, and its arguments; only parameters include their attributes."""
         if getattr(self, "_is_param", False):
-            return _rebuild_parameter, (self.data, self.requires_grad, {})
+            parts: tuple[Any, ...] = (self.data, self.requires_grad, {})
+            state = attributes_of(self)
+            if state:
+                return _rebuild_parameter_with_state, (*parts, state)
+            return _rebuild_parameter, parts
         rebuilt = (self._pickled_value(), self.dtype, str(self.device), self.requires_grad)
         return _rebuild_device_tensor_from_cpu_tensor, rebuilt
 
@@ -294,9 +311,8 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         else:
             copied.requires_grad_(self.requires_grad)
-        for name, value in self.__dict__.items():
-            if name != "_is_param":
-                setattr(copied, name, value)
+        for name, value in attributes_of(self).items():
+            setattr(copied, name, value)
         return copied
 
     def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
@@ -317,10 +333,14 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         memo[id(self)] = copied
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
-        for name, value in self.__dict__.items():
-            if name != "_is_param":
-                setattr(copied, name, copy.deepcopy(value, memo))
+        for name, value in attributes_of(self).items():
+            setattr(copied, name, copy.deepcopy(value, memo))
         return copied
+
+
+def attributes_of(tensor: XLATensor) -> dict[str, object]:
+    """The Python attributes that were set on a tensor, without PyTorch's mark of parameters."""
+    return {name: value for name, value in tensor.__dict__.items() if name != "_is_param"}
 
 
 _classes_on_xla: Final[dict[type, type[XLATensor]]] = {}
@@ -366,7 +386,7 @@ def _make_class(cls: type[torch.Tensor]) -> type[XLATensor]:
 
     def __reduce_ex__(self: XLATensor, protocol: object) -> tuple[Any, ...]:
         with torch_private.without_torch_function():
-            rebuild, values = XLATensor.__reduce_ex__(self, protocol)
+            rebuild, values = self._reduced()
         return _rebuild_from_type_v2, (rebuild, cls, values, dict(self.__dict__))
 
     disabled = cls.__torch_function__ is torch_private.disabled_torch_function

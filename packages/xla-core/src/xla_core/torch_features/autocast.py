@@ -1,10 +1,10 @@
 """``torch.autocast('xla')``: which operators compute in lower precision, and which never do.
 
-The lists hold what torch_xla 2.9 registers and, in the same spirit, what it leaves to chance: the other
-overloads of ``pow``, decompositions without a kernel for short formats. The casts happen at the dispatch
-key ``AutocastXLA``, above autograd, so that gradients come back in the dtype of what was cast. An operator
-that PyTorch composes of listed ones (``softmin``, overloads with names of dimensions) needs no entry; one
-that is listed needs one for each of its overloads.
+The lists hold the operators that torch_xla 2.9 registers, and further ones of the same kind: the other overloads of
+``pow``, and decompositions that have no kernel for short formats. The casts happen at the dispatch key
+``AutocastXLA``, above autograd, so that a gradient has the dtype that its tensor had before the cast. An operator
+that PyTorch composes of listed ones (``softmin``, overloads with names of dimensions) needs no entry; a listed
+operator needs one entry for each overload.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from xla_core.torch_bridge import torch_private
 from xla_core.torch_bridge.operands import Operand
 
-# Matrix products and convolutions run in the region's dtype; with them what follows them directly.
+# Matrix products, convolutions, and what usually follows them run in the dtype of the autocast region.
 LOWER_PRECISION: Final = (
     "matmul", "mm", "bmm", "addmm", "addmv", "addr", "addbmm", "baddbmm", "linear", "linalg_vecdot",
     "conv1d", "conv1d.padding", "conv2d", "conv2d.padding", "conv3d", "conv3d.padding",
@@ -26,7 +26,7 @@ LOWER_PRECISION: Final = (
     "scaled_dot_product_attention",
 )  # fmt: skip
 
-# What loses too much in a short format: normalisation by statistics, powers, losses, products, decompositions.
+# These lose too much accuracy in a short format: normalization, powers, losses, products, decompositions.
 FLOAT32: Final = (
     "batch_norm", "_softmax", "softmax.int", "_log_softmax", "log_softmax.int", "pow.Tensor_Scalar",
     "pow.Tensor_Tensor", "pow.Scalar", "binary_cross_entropy", "binary_cross_entropy_with_logits",
@@ -42,7 +42,7 @@ FLOAT32: Final = (
     "triangular_solve",
 )  # fmt: skip
 
-# Operators on several tensors that must agree: the widest of their dtypes.
+# Operators whose operands must have one dtype: they are cast to the widest of their dtypes.
 WIDEST: Final = ("cat", "stack", "index_copy")
 
 _FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -50,7 +50,7 @@ _FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 def _cast(a: Operand, dtype: torch.dtype) -> Operand:
     if isinstance(a, torch.Tensor):
-        # doubles stay as they are, as in every autocast of PyTorch's
+        # float64 stays as it is, as in autocast on PyTorch's other devices
         return a.to(dtype) if a.dtype in _FLOATS and a.dtype != dtype and _is_xla(a) else a
     if isinstance(a, (list, tuple)):
         return type(a)(_cast(item, dtype) for item in a)
@@ -92,14 +92,14 @@ def _kernel(overload: OpOverload, choose: Any) -> Any:
 
 
 def install() -> None:
-    """Register the casts with torch, once per process."""
+    """Register the casts with PyTorch, once per process."""
     kernels = {}
     for names, choose in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             packet, _, overload_name = name.partition(".")
             operator = getattr(torch.ops.aten, packet, None)
             overload = getattr(operator, overload_name or "default", None)
-            if overload is not None:  # a name that this version of torch lacks is left out
+            if overload is not None:  # this version of torch may lack an operator
                 kernels[overload] = _kernel(overload, choose)
     torch_private.register_autocast(kernels)
 
@@ -107,9 +107,9 @@ def install() -> None:
 class autocast(torch.autocast):
     """``torch.autocast`` for an ``xla`` device: ``with torch_xla.amp.autocast(torch_xla.device()):``.
 
-    ``dtype`` (default: ``torch.get_autocast_dtype('xla')``, bfloat16) is what matrix products and
-    convolutions compute in. ``cache_enabled`` is accepted for torch's sake: the compiler merges equal
-    casts. Raises ValueError for another device than ``xla``.
+    Matrix products and convolutions compute in ``dtype`` (default: ``torch.get_autocast_dtype('xla')``, at first
+    bfloat16). ``cache_enabled`` is accepted and has no effect, since the compiler merges equal casts. Raises
+    ValueError for another device than ``xla``.
     """
 
     def __init__(

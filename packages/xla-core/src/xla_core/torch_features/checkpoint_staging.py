@@ -1,7 +1,7 @@
 """Copies of ``xla`` tensors on the CPU for ``torch.distributed.checkpoint.async_save``.
 
-It copies a state dict at the call and writes the copy to files while the training goes on. Tensors that
-share a storage share one on the CPU, as copies of CPU tensors do.
+``async_save`` copies a state dict when it is called, and writes the copy to files while the training goes on.
+Tensors that share a storage on the device share one on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xla_core.torch_bridge import torch_distributed_private
 
 
 def install() -> None:
-    """Let ``async_save`` copy ``xla`` tensors by ``host_copy``, from the first import of its stager on."""
+    """Make ``async_save`` copy ``xla`` tensors by ``host_copy``, once torch's module that stages is imported."""
     torch_distributed_private.stage_with(XLATensor, host_copy)
 
 
@@ -27,22 +27,22 @@ def host_copy(
 ) -> torch.Tensor:
     """The value of ``tensor`` as a CPU tensor of its shape and dtype, without gradient history.
 
-    ``memo`` keeps the copies of whole storages, of which the copies of views become views. ``place``
-    gives a copy's storage another place, such as shared memory.
+    ``memo`` keeps the copies of whole storages; copies of views are views of these. ``place`` (default: none) moves
+    the storage of a copy, for example to shared memory.
     Raises RuntimeError for an uninitialized parameter of a lazy module.
     """
     uninitialized.check_staying(tensor, torch.device("cpu"))
     s = tensor._s
     key = (host_copy, id(s))
     if key not in memo:
-        memo[key] = (s, _placed(read(tensor_on(s)), place))  # s: its id stays its own
+        memo[key] = (s, _placed(read(tensor_on(s)), place))  # s is kept because its id is the key
     copied = memo[key][1].detach()
     try:
         for view in chain(tensor._v):
             copied = view.plan.overload(copied, *view.args)
-    except RuntimeError:  # a view that no strides describe
+    except RuntimeError:  # the view cannot be described by strides
         return _placed(read(tensor), place)
-    if copied.is_conj() or copied.is_neg():  # on the device nothing is conjugated lazily
+    if copied.is_conj() or copied.is_neg():  # tensors on xla have no such bits
         return _placed(read(tensor), place)
     return copied
 

@@ -1,4 +1,4 @@
-"""Names for checkpoint files, such as "best" and "last"; a file that has lost its last name can be removed."""
+"""Tags for checkpoint files, such as "best" and "last"; a file without tags can be removed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class CheckpointTagger:
-    """Keeps which file each tag stands for.
+    """Remembers which file each tag names.
 
-    ``remover(path)`` is called for a file when its last tag has moved to another one (default: files stay).
+    ``remover(path)`` is called when a file has lost its last tag to another file (default: files are kept).
     """
 
     def __init__(self, remover: Callable[[str], object] | None = None) -> None:
@@ -17,12 +17,12 @@ class CheckpointTagger:
         self._tags: dict[str, str] = {}
 
     def tag(self, name: str, path: str) -> None:
-        """Let ``name`` stand for the file ``path``, and for no other one."""
+        """Give the tag ``name`` to the file ``path``, and take it from the former file."""
         former = self._tags.get(name)
         self._tags[name] = path
         if former is not None and self._remover and former not in self._tags.values():
             self._remover(former)
 
     def save_to_json(self) -> str:
-        """The path of each tag as a JSON object."""
+        """A JSON object with the path of each tag."""
         return json.dumps(self._tags)

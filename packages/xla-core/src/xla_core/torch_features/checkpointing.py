@@ -1,10 +1,10 @@
 """``torch_xla.utils.checkpoint.checkpoint``: recompute a part of the model in the backward pass.
 
-The compiler sees the whole step at once and would merge the recomputation with the first computation,
-which keeps all intermediate values alive again. Here the recomputation starts from inputs behind
-an optimization barrier that also waits for the gradients. Weights that the function reads besides its
-arguments lie behind one, too: what is made of them (a conversion, over a mesh the whole that is gathered from
-its parts) would else live from the first computation to the second.
+The compiler sees the whole step at once. It would merge the recomputation with the first computation, and keep all
+intermediate values alive after all. So the recomputation takes its inputs from an optimization barrier that also
+waits for the gradients. Weights that the function reads in addition to its arguments pass a barrier, too:
+otherwise values that are computed from them alone (a conversion, or the whole of a sharded weight) would stay
+alive from the first computation to the second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READERS: Final = frozenset((
     torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.t, torch.Tensor.transpose,
     torch.Tensor.mT.__get__, torch.Tensor.T.__get__, torch.t, torch.transpose,
 ))  # fmt: skip
-"""What reads a weight as a whole. Others see it itself: some look for its place in the graph."""
+"""Functions that get a weight behind the barrier. Others get the weight itself, as some look it up by identity."""
 
 
 def _is_xla(value: object) -> bool:
@@ -39,9 +39,9 @@ def _is_xla(value: object) -> bool:
 
 
 class CheckpointFunction(torch.autograd.Function):
-    """Runs a function without keeping what it computes, and again in the backward pass.
+    """Runs a function without keeping intermediate values, and runs it again in the backward pass.
 
-    ``CheckpointFunction.apply(function, preserve_rng_state, *args)``.
+    Call ``CheckpointFunction.apply(function, preserve_rng_state, *args)``.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class CheckpointFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> Gradients:
-        """Compute again from the inputs, and from there the gradients."""
+        """Run the function again on the inputs, and return the gradients of these."""
         saved = list(ctx.saved_tensors)
         inputs, fresh_grads = _behind_barrier(saved, grads)
         for fresh, tensor in zip(inputs, saved, strict=True):
@@ -81,7 +81,7 @@ class CheckpointFunction(torch.autograd.Function):
         if not pairs:
             raise RuntimeError(
                 "none of the checkpointed function's results requires a gradient, so checkpoint() is not "
-                "necessary"
+                "needed: call the function itself"
             )
         torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
         gradients: list[object] = [None] * len(args)
@@ -97,7 +97,7 @@ def _as_tuple(results: Tree) -> tuple[object, ...]:
 def _behind_barrier(
     inputs: list[torch.Tensor], grads: tuple[object, ...]
 ) -> tuple[list[torch.Tensor], list[object]]:
-    """Copies of inputs and gradients that are computed together; other devices' only detached."""
+    """Copies of the inputs and gradients behind one barrier; tensors on other devices are only detached."""
     everything = [*inputs, *grads]
     chosen = [i for i, t in enumerate(everything) if _is_xla(t)]
     changed = [t.detach() if isinstance(t, torch.Tensor) else t for t in everything]
@@ -124,13 +124,13 @@ def get_device_states(*args: object) -> tuple[list[torch.device], list[Any]]:
 
 
 def set_device_states(devices: list[torch.device], states: list[Any]) -> None:
-    """Give each of ``devices`` the random state that ``get_device_states`` found for it."""
+    """Set the random state of each of ``devices`` to that in ``states``, from ``get_device_states``."""
     for device, state in zip(devices, states, strict=True):
         random_state.set_state(state, device.index)
 
 
 class _RandomStates:
-    """Inside, the random states are those given; afterwards what they were."""
+    """A block with the given random states; the former ones are restored afterwards."""
 
     def __init__(self, states: dict[Any, Any]) -> None:
         self._wanted = states
@@ -165,12 +165,12 @@ def _autocast(state: tuple[bool, torch.dtype]) -> Any:
 def checkpoint(
     function: Callable[..., object], *args: object, use_reentrant: bool = True, **kwargs: object
 ) -> Tree:
-    """Run ``function(*args)`` and recompute it in the backward pass instead of keeping its values.
+    """Run ``function(*args)``, and run it again in the backward pass instead of keeping its intermediate values.
 
-    As ``torch.utils.checkpoint.checkpoint``, with a barrier that keeps the compiler from undoing it.
-    ``preserve_rng_state`` (default True): dropout draws the same numbers again. With
-    ``use_reentrant=False`` torch's own implementation does the work, and ``kwargs`` go to
-    the function. Raises ValueError for other keywords when ``use_reentrant``.
+    It is ``torch.utils.checkpoint.checkpoint`` with a barrier that keeps the compiler from merging both runs. With
+    ``preserve_rng_state`` (default: True) the second run draws the same random numbers. With
+    ``use_reentrant=False`` (default: True) PyTorch's own implementation is used, and ``kwargs`` are passed to the
+    function. Raises ValueError for other keyword arguments if ``use_reentrant``.
     """
     if not use_reentrant:
         recomputed = _with_barrier_when_repeated(function)
@@ -182,7 +182,7 @@ def checkpoint(
 
 
 def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[..., Any]:
-    """``function`` for the first call; later calls see their tensors behind a barrier."""
+    """A function that calls ``function``; from its second call on with the tensors behind a barrier."""
     calls = [0]
 
     def run(*args: Tree, **kwargs: Tree) -> Tree:
@@ -197,7 +197,7 @@ def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[...
 
 
 class _Behind(torch.autograd.Function):
-    """One tensor behind a barrier, which waits for another if there is one; its gradient passes."""
+    """Puts a tensor behind a barrier, which also waits for another one if given; the gradient is unchanged."""
 
     @staticmethod
     def forward(
@@ -210,13 +210,13 @@ class _Behind(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> Gradients:
-        """The gradient as it comes."""
+        """The gradient, unchanged."""
         del ctx
         return grads[0], None
 
 
 class _Weights(TorchFunctionMode):
-    """Inside, what reads a parameter as a whole reads it behind a barrier, which waits for ``waited``."""
+    """A block in which ``_READERS`` get parameters behind a barrier, which waits for the tensor ``waited``."""
 
     def __init__(self, waited: torch.Tensor | None) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class _Weights(TorchFunctionMode):
     def _of(self, parameter: torch.Tensor) -> torch.Tensor:
         key = id(parameter), torch.is_grad_enabled()
         if key not in self._behind:
-            # the parameter is kept, too: its identity is the key
+            # the parameter is kept because its id is the key
             self._behind[key] = parameter, _Behind.apply(parameter, self._waited)
         return self._behind[key][1]
 

@@ -1,7 +1,7 @@
-"""Composites: parts of a computation that the lowered program names, so that a compiler can replace them.
+"""Composites: named parts of a computation, which a compiler may replace.
 
-A builder marks the operands and results of a part; in the program that part becomes one
-``stablehlo.composite`` with the name, its attributes, and what it computes as a function of its own.
+A builder marks the operands and results of a part. In the lowered program the part becomes one
+``stablehlo.composite`` with the name, the attributes, and the computation as a function of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MSG_NAME: Final = (
     "{name!r} is not a valid name for a composite: StableHLO requires a namespace and a name, such as "
     "'mylib.attention'"
 )
-MSG_NOT_A_TENSOR: Final = "composite {name!r}: what is marked must be torch tensors, got a {type}"
+MSG_NOT_A_TENSOR: Final = "composite {name!r}: only torch tensors can be marked, got a {type}"
 MSG_ATTRIBUTES: Final = (
-    "composite {name!r}: attributes are a dict from str to str, int, float, bool or a list of one of the "
-    "last three, got {got!r}"
+    "composite {name!r}: attributes are a dict from str to str, int, float, bool or a list of int, float or "
+    "bool, got {got!r}"
 )
 
 Attribute = str | int | float | bool | list[int] | list[float] | list[bool]
@@ -37,10 +37,9 @@ _SCALARS: Final = (str, int, float, bool)
 class StableHLOCompositeBuilder:
     """Marks one composite, called ``name``, with the attributes ``attr``.
 
-    Each of the two methods is called once, ``mark_inputs`` first. What lies between the marks and is
-    computed from the marked inputs goes into the composite; other values that it reads become
-    further operands. Raises ValueError for a name without a namespace (``"mylib.attention"``) and
-    for attributes of other types than StableHLO's.
+    Call ``mark_inputs`` once, then ``mark_outputs`` once. All operations between them that depend on the marked
+    inputs belong to the composite; other values that these read become further operands. Raises ValueError for a
+    name without a namespace (``"mylib.attention"`` has one) and for attributes of other types than StableHLO's.
     """
 
     def __init__(self, name: str, attr: Mapping[str, Attribute] | None = None) -> None:
@@ -75,9 +74,9 @@ class StableHLOCompositeBuilder:
         return marked[0] if len(marked) == 1 else marked
 
     def _name_by_position(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """In a step, tell composites apart by where they begin: the same in every repetition."""
+        """Make the composite's id its position in the step, which is the same whenever the step is repeated."""
         if torch.compiler.is_compiling():
-            return  # a graph is recorded once
+            return  # a graph is recorded once, so any id will do
         for tensor in tensors:
             if isinstance(tensor, XLATensor):
                 trace = tensor._s.trace
@@ -90,7 +89,7 @@ class StableHLOCompositeBuilder:
 
 @dynamo_backend.constant_in_graphs
 def _is_namespaced(name: str) -> bool:
-    # the rule of StableHLO's verifier
+    # as StableHLO's verifier requires
     return re.fullmatch(r"[a-zA-Z]\w*(\.[\w$]+)+", name, re.ASCII) is not None
 
 
@@ -121,7 +120,7 @@ def _is_attribute(value: object) -> bool:
 
 @dataclasses.dataclass
 class BoundaryMetadata:
-    """What a mark of a composite says: whose operand or result number ``pos`` a value is."""
+    """The data of a mark: the value is operand or result number ``pos`` of the composite ``name``."""
 
     name: str
     pos: int
@@ -131,17 +130,17 @@ class BoundaryMetadata:
 
 
 class BoundaryMetadataSerializer(json.JSONEncoder):
-    """Writes it as JSON: ``json.dumps(metadata, cls=BoundaryMetadataSerializer)``."""
+    """Writes ``BoundaryMetadata`` as JSON: ``json.dumps(metadata, cls=BoundaryMetadataSerializer)``."""
 
     def default(self, o: object) -> object:
-        """The fields by their names."""
+        """A dict of the fields by name."""
         return dataclasses.asdict(o) if isinstance(o, BoundaryMetadata) else super().default(o)
 
 
 def serialize_composite_attr(
     attr: Mapping[str, Attribute] | None,
 ) -> tuple[tuple[str, Attribute], ...] | None:
-    """A composite's attributes as pairs, lists as tuples. Raises ValueError for what is no attribute."""
+    """A composite's attributes as pairs, with lists as tuples. Raises ValueError for other types of values."""
     items = _checked("serialize_composite_attr", attr)
     if items is None:
         return None
@@ -149,7 +148,7 @@ def serialize_composite_attr(
 
 
 def deserialize_composite_attr(attr: Any) -> dict[str, Attribute] | None:
-    """The attributes that ``serialize_composite_attr`` made pairs of."""
+    """The attributes of the pairs that ``serialize_composite_attr`` returned."""
     if attr is None:
         return None
     return {k: list(v) if isinstance(v, tuple) else v for k, v in attr}
@@ -158,10 +157,10 @@ def deserialize_composite_attr(attr: Any) -> dict[str, Attribute] | None:
 def mark_tensor(
     x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: object = None
 ) -> torch.Tensor:
-    """``x`` as operand or result number ``pos`` of the composite ``name``; ``id`` tells it from others.
+    """Mark ``x`` as operand or result number ``pos`` of the composite ``name``; use the returned tensor instead.
 
-    ``attr`` (with the results) is a dict, or the pairs of ``serialize_composite_attr``. The caller goes on
-    with what this returns. ``StableHLOCompositeBuilder`` is the easier way.
+    ``id`` distinguishes composites of one name. ``attr``, for results only, is a dict or the pairs of
+    ``serialize_composite_attr``. ``StableHLOCompositeBuilder`` is easier to use.
     """
     items = tuple(attr.items()) if isinstance(attr, Mapping) else attr
     marked: torch.Tensor = torch.ops.xla.mark_tensor(x, name, pos, id, is_input, items)

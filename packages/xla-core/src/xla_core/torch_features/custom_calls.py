@@ -1,7 +1,7 @@
-"""Calls by name in the lowered program, of code that the device's own compiler or runtime knows.
+"""Custom calls: calls by name, in the lowered program, of code in the device's compiler or runtime.
 
-``stablehlo_custom_call`` records one; ``place_to_host`` and ``place_to_device`` are those that say in
-which memory a value is kept. Exported models hold them too.
+``stablehlo_custom_call`` records one. ``place_to_host`` and ``place_to_device`` are custom calls that choose the
+memory in which a value is kept. Exported models contain them, too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def stablehlo_custom_call(
     api_version: int = 0,
     frontend_attributes: Mapping[str, str] | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """The result of ``stablehlo.custom_call @call_target``, or the list of them if there are several.
+    """Record ``stablehlo.custom_call @call_target``; returns its result, or a list if there are several.
 
-    The results have the given shapes and dtypes, and no history. ``api_version`` is StableHLO's
-    (0 unspecified, 4 XLA's typed FFI, whose ``backend_config`` is an MLIR dictionary). A call whose
-    results nobody reads is not made, even one with a side effect. Whether the target exists is known
-    when the program is compiled. Raises ValueError unless there is one dtype per shape, RuntimeError
-    for a tensor that is not on an ``xla`` device.
+    The results have the given shapes and dtypes, and no autograd history. ``api_version`` is StableHLO's (default:
+    0, unspecified; 4 is XLA's typed FFI, whose ``backend_config`` is an MLIR dictionary). A call whose results are
+    not used is dropped, even one with a side effect. A target that does not exist is an error when the program is
+    compiled. Raises ValueError unless there is one dtype per shape, RuntimeError for a tensor that is not on an
+    ``xla`` device.
     """
     results = custom_call(
         args, call_target, output_shapes, output_dtypes, has_side_effect, backend_config,
@@ -56,7 +56,7 @@ def custom_call(
     api_version: int,
     frontend_attributes: Mapping[str, str],
 ) -> list[torch.Tensor]:
-    """``stablehlo_custom_call`` that always gives a list."""
+    """``stablehlo_custom_call`` that always returns a list."""
     if len(output_shapes) != len(output_dtypes):
         raise ValueError(
             MSG_RESULTS.format(name=target, shapes=len(output_shapes), dtypes=len(output_dtypes))
@@ -73,7 +73,7 @@ def custom_call(
         [text for pair in sorted(frontend_attributes.items()) for text in pair],
     )
     results: list[torch.Tensor]
-    if not inputs:  # no tensor says which device is meant: it is the current one
+    if not inputs:  # no tensor decides the device, so it is the current one
         results = handler_of(_FULL)(recorded, None)
         return results
     results = _FULL(*recorded)
@@ -84,25 +84,25 @@ def custom_call(
 
 
 def place_to_host(t: torch.Tensor | None) -> torch.Tensor | None:
-    """``t``, kept in the host's memory from here on; differentiable. None stays None.
+    """A copy of ``t`` that is kept in the host's memory; differentiable. None for None.
 
-    On a device whose compiler moves no values between memories (a CPU's) nothing happens.
+    It has no effect on a device whose compiler does not move values between memories, such as a CPU.
     """
     return None if t is None else torch.ops.xla.place_to_host(t)
 
 
 def place_to_device(t: torch.Tensor | None) -> torch.Tensor | None:
-    """``t``, back in the device's memory; see ``place_to_host``."""
+    """A copy of ``t`` in the device's memory, see ``place_to_host``."""
     return None if t is None else torch.ops.xla.place_to_device(t)
 
 
 def to_host_backward(ctx: object, grad: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a value that went to the host's memory: it goes there, too."""
+    """The gradient of ``place_to_host``: it is placed in the host's memory, too."""
     del ctx
     return place_to_host(grad)
 
 
 def to_device_backward(ctx: object, grad: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a value that came back to the device's memory: it comes there, too."""
+    """The gradient of ``place_to_device``: it is placed in the device's memory, too."""
     del ctx
     return place_to_device(grad)

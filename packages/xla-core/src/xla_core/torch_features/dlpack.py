@@ -1,6 +1,6 @@
-"""DLPack: values of ``xla`` tensors for other array libraries, and theirs as ``xla`` tensors.
+"""DLPack: exchanges values of ``xla`` tensors with other array libraries.
 
-An ``xla`` tensor exposes no memory (its storage gets another buffer at every step), so values are copied.
+Values are copied: an ``xla`` tensor exposes no memory, as its storage gets another buffer in each step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MSG_NOT_XLA = "to_dlpack takes a tensor on an xla device, got {got}; use torch.u
 def to_dlpack(xla_tensor: torch.Tensor) -> object:
     """A DLPack capsule with a copy of the tensor's values on the CPU.
 
-    What is pending is run first. Raises TypeError for a tensor on another device.
+    A pending value is computed first. Raises TypeError for a tensor on another device.
     """
     if not isinstance(xla_tensor, XLATensor):
         got = getattr(xla_tensor, "device", type(xla_tensor).__name__)
@@ -25,5 +25,5 @@ def to_dlpack(xla_tensor: torch.Tensor) -> object:
 
 
 def from_dlpack(ext_tensor: object) -> torch.Tensor:
-    """A tensor on the current ``xla`` device with the values of a DLPack capsule or a tensor that has one."""
+    """A tensor on the current ``xla`` device with the values of a DLPack capsule, or of an object that has one."""
     return torch.utils.dlpack.from_dlpack(ext_tensor).to("xla")

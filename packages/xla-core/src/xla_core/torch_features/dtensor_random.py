@@ -1,8 +1,8 @@
-"""Random numbers of DTensors whose parts are on ``xla``: other ones for each shard, equal ones for copies.
+"""Random numbers of DTensors on ``xla``: different for each shard, equal for the copies of a shard.
 
-All processes of a mesh have the same random state at its first random operator, the first process's, and
-advance it alike. A part is drawn from that state and the part's number. So results do not depend on how
-many copies there are; they do on how the tensor is split, and are not those of one device.
+At the first random operator of a mesh all its processes take over the random state of the first process, and then
+advance it alike. The numbers of a shard follow from that state and the shard's number. So results do not depend on
+the number of copies. They do depend on how the tensor is split, and differ from those of one device.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from xla_core.recording import random_state
 
 
 class ShardedNumbers:
-    """What torch asks for around each operator that draws numbers for a DTensor."""
+    """The random number tracker that PyTorch calls around each random operator on a DTensor."""
 
     def __init__(self) -> None:
         self.distribute_region_enabled = True
-        self._alike: set[object] = set()  # meshes whose processes have the same state
+        self._alike: set[object] = set()  # the meshes whose processes have the same state
 
     @contextlib.contextmanager
     def _distribute_region(
         self, spec: Any, generator: torch.Generator | None = None
     ) -> Iterator[None]:
-        """Draw for this process's shard inside, and leave every process's state advanced by one."""
+        """A block that draws the numbers of this process's shard; it advances the state of each process by one."""
         if spec.mesh.device_type != "xla" or not self.distribute_region_enabled:
             yield
             return
@@ -51,7 +51,7 @@ class ShardedNumbers:
 
 
 def _of_the_first(mesh: Any, state: int) -> int:
-    """The state that the first process of ``mesh`` has."""
+    """The random state of the first process of ``mesh``, where this process's is ``state``."""
     shared = torch.tensor([state])
     for dim in range(mesh.ndim):
         group = mesh.get_group(dim)
@@ -60,7 +60,7 @@ def _of_the_first(mesh: Any, state: int) -> int:
 
 
 def _shard(spec: Any) -> int:
-    """The number of this process's part among the different parts of a DTensor."""
+    """The number of this process's shard among the different shards of a DTensor."""
     number = 0
     for dim, placement in enumerate(spec.placements):
         if placement.is_shard():

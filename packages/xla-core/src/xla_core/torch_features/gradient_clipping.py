@@ -1,4 +1,4 @@
-"""``clip_grad_norm_`` that reads no value: the norm stays on the device."""
+"""``clip_grad_norm_`` whose norm stays on the device, so that no value is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 MSG_FOREACH: Final = (
-    "clip_grad_norm_(foreach=True): operators over lists of tensors bring an xla device nothing; "
+    "clip_grad_norm_(foreach=True): operators over lists of tensors have no advantage on an xla device; "
     "leave foreach out"
 )
 
@@ -20,12 +20,12 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """``torch.nn.utils.clip_grad_norm_``; without any gradient the norm is a zero on the current device.
+    """Scale gradients in place so that the norm of all of them together is at most ``max_norm``.
 
-    Scales the gradients of ``parameters`` (a tensor or several, of any shapes) in place, so that the
-    ``norm_type`` norm of all of them together is at most ``max_norm``. Returns the norm as it was, a tensor
-    without dimensions. With ``error_if_nonfinite`` the step ends here, because the norm's value is read, and a
-    norm that is infinite or NaN raises RuntimeError. Raises RuntimeError for ``foreach=True``.
+    ``parameters`` is a tensor or several, of any shapes; ``norm_type`` (default: 2.0) is the kind of norm. Returns
+    the norm before scaling as a tensor of shape (), which is 0 on the current device if there is no gradient. With
+    ``error_if_nonfinite`` (default: False) the norm's value is read, which ends the step here, and an infinite or
+    NaN norm raises RuntimeError. Raises RuntimeError for ``foreach=True``.
     """
     if foreach:
         raise RuntimeError(MSG_FOREACH)

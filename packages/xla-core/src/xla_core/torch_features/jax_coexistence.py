@@ -1,7 +1,7 @@
-"""For code that uses jax itself beside ``xla`` tensors: who gets the device.
+"""Helpers for code that uses jax itself beside ``xla`` tensors.
 
-A TPU belongs to the first client of the process. This project's own client must be that one, so these
-functions start it before they return jax; jax starts its own backends when they are used.
+A TPU belongs to the first client of the process, which must be this project's own. So these functions start it
+before they return jax, which starts its own backends when they are first used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
@@ -19,8 +20,16 @@ import jax
 
 from xla_core.execution import runtime
 
-# libtpu starts a client of its own for slices that are connected by the data center's network
+# Otherwise libtpu starts a client of its own for slices that are connected by the data center's network.
 _SKIP_VARIABLE: Final = "SKIP_MEGASCALE_PJRT_CLIENT"
+
+
+class _Blocks:
+    """The blocks of ``jax_env_context`` that are open, in all threads, and the variable's value outside of them."""
+
+    lock = threading.Lock()
+    count = 0
+    former: str | None = None
 
 
 def jax_import_guard() -> None:
@@ -29,17 +38,14 @@ def jax_import_guard() -> None:
 
 
 def maybe_get_jax(log: bool = True) -> ModuleType:
-    """The module ``jax``, which is always installed here, after ``jax_import_guard()``.
-
-    ``log`` is accepted: there is nothing to log.
-    """
+    """Call ``jax_import_guard()`` and return the module ``jax``; ``log`` is accepted and has no effect."""
     del log
     jax_import_guard()
     return jax
 
 
 def maybe_get_torchax() -> ModuleType | None:
-    """The module ``torchax`` after ``jax_import_guard()``, None where it is not installed."""
+    """Call ``jax_import_guard()`` and return the module ``torchax``, or None if it is not installed."""
     jax_import_guard()
     if importlib.util.find_spec("torchax") is None:
         return None
@@ -49,15 +55,24 @@ def maybe_get_torchax() -> ModuleType | None:
 
 @contextlib.contextmanager
 def jax_env_context() -> Iterator[None]:
-    """Keep libtpu from starting its client for connected slices while jax is used inside the block."""
-    former = os.environ.get(_SKIP_VARIABLE)
-    os.environ[_SKIP_VARIABLE] = "true"
+    """Keep libtpu from starting its client for connected slices while jax is used inside the block.
+
+    It sets an environment variable, which the last of several blocks that are open at once restores.
+    """
+    with _Blocks.lock:
+        if not _Blocks.count:
+            _Blocks.former = os.environ.get(_SKIP_VARIABLE)
+            os.environ[_SKIP_VARIABLE] = "true"
+        _Blocks.count += 1
     try:
         yield
     finally:
-        os.environ.pop(_SKIP_VARIABLE)
-        if former is not None:
-            os.environ[_SKIP_VARIABLE] = former
+        with _Blocks.lock:
+            _Blocks.count -= 1
+            if not _Blocks.count:
+                os.environ.pop(_SKIP_VARIABLE, None)
+                if _Blocks.former is not None:
+                    os.environ[_SKIP_VARIABLE] = _Blocks.former
 
 
 def requires_jax(func: Callable[..., object]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Optimization barriers: values that the compiler must not look behind."""
+"""Optimization barriers, across which the compiler neither moves nor merges computations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from xla_core.torch_bridge import op_library as op_library
 
 
 def behind_barrier(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of the same values (and without history), all computed before any of them is used."""
+    """Tensors with the same values and no autograd history; all are computed before any of them is used."""
     with torch.no_grad():
         return list(torch.ops.xla.optimization_barrier([t.detach() for t in tensors]))
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
-    """Put the tensors behind a barrier, in place: what uses them waits for all of them.
+    """Put the tensors behind one barrier, in place: all are computed before any of them is used.
 
-    The compiler neither merges computations before it with computations after it, nor moves them across.
-    Tensors of other devices are left alone. Autograd does not see it.
+    The compiler neither merges computations before the barrier with computations after it, nor moves them across
+    it. Tensors on other devices are not changed. Autograd does not record the change.
     """
     on_device = [t for t in tensors if isinstance(t, XLATensor)]
     if not on_device:

@@ -1,8 +1,8 @@
-"""DTensors over a ``DeviceMesh("xla", ...)`` whose members are processes, each with its own part.
+"""DTensors over a ``DeviceMesh("xla", ...)`` of processes, each of which has a shard.
 
-torch hands ``distribute_tensor`` and ``distribute_module`` of every ``xla`` mesh to PyTorch/XLA. Over the devices
-of one program they split tensors (the package xla-spmd); here they make DTensors, as torch does for other
-devices. All else about DTensors is torch's own.
+PyTorch leaves ``distribute_tensor`` and ``distribute_module`` on an ``xla`` mesh to PyTorch/XLA. For a mesh over
+the devices of one program they shard tensors (package xla-spmd). For a mesh of processes they make DTensors, as
+PyTorch does for other devices. Everything else about DTensors is PyTorch's own.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 MSG_PLACEMENT: Final = (
     "a tensor is distributed over processes by Shard(dimension) and Replicate(), got {placement!r} for mesh "
-    "dimension {dim}; DTensor.from_local takes what each process has, with any placements"
+    "dimension {dim}; DTensor.from_local takes the local tensors of all processes, with any placements"
 )
 MSG_COUNT: Final = (
     "got {count} placements for a device mesh of {rank} dimensions; give one for each"
 )
 MSG_NOT_A_LEAF: Final = (
-    "distribute_tensor distributes leaf tensors, and this one was computed ({function}); distribute what it "
-    "was computed from, or call .detach() first"
+    "distribute_tensor distributes leaf tensors, and this one was computed ({function}); distribute the tensors "
+    "that it was computed from, or call .detach() first"
 )
 
 
 def is_over_processes(mesh: object) -> bool:
-    """Whether the mesh has process groups; a mesh of devices of one program has none."""
+    """Whether the mesh is one of processes, which has process groups; a mesh of devices has none."""
     return bool(torch_distributed_private.group_names(mesh))
 
 
 def distribute_tensor(
     tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None = None
 ) -> DTensor:
-    """The values that the mesh's first process has, as a DTensor; ``Replicate()`` where nothing is said.
+    """A DTensor with the values that ``tensor`` has in the mesh's first process.
 
-    Raises ValueError for placements that do not fit the mesh, RuntimeError for other kinds than ``Shard``
-    and ``Replicate`` and for a tensor that is no leaf.
+    ``placements`` has one item per mesh dimension (default: ``Replicate()`` for each). Raises ValueError for
+    another number of placements, RuntimeError for placements other than ``Shard`` and ``Replicate``, and for a
+    tensor that is not a leaf.
     """
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -62,17 +63,17 @@ def distribute_tensor(
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, dim: int, placement: Placement) -> torch.Tensor:
-    """What this process has of ``whole`` along one dimension of the mesh."""
+    """This process's part of ``whole`` along dimension ``dim`` of the mesh."""
     from torch.distributed.tensor import Replicate, Shard
 
-    # another kind of shard is a subclass in some versions of torch
+    # other kinds of shards are subclasses of Shard in some versions of torch
     if type(placement) is not Shard and not isinstance(placement, Replicate):
         raise RuntimeError(MSG_PLACEMENT.format(placement=placement, dim=dim))
     group = mesh.get_group(dim)
     torch.distributed.broadcast(whole, torch.distributed.get_global_rank(group, 0), group)
     if type(placement) is not Shard:
         return whole
-    # chunks of equal size, of which the last ones may be smaller, or have nothing
+    # chunks of equal size; the last ones may be smaller, or empty
     axis, place = placement.dim % max(whole.dim(), 1), mesh.get_local_rank(dim)
     step = -(-whole.size(axis) // mesh.size(dim))
     start = min(step * place, whole.size(axis))
@@ -86,20 +87,27 @@ def distribute_module(
 ) -> None:
     """Make DTensors over ``mesh`` of the parameters and buffers of ``module``, in place.
 
-    ``partition_fn(name, submodule, mesh)`` is called for each submodule first, and may make some of them itself;
-    what it leaves is replicated.
+    ``partition_fn(name, submodule, mesh)`` is called first for each submodule, and may make some of the DTensors;
+    the other parameters and buffers are replicated. Tied parameters and buffers stay tied.
     """
     from torch.distributed.tensor import DTensor
 
+    # by id, together with the original, which keeps its id from being used again
+    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for name, submodule in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
-        for key, parameter in submodule.named_parameters(recurse=False):
-            if not isinstance(parameter, DTensor):
-                replaced = nn.Parameter(
-                    distribute_tensor(parameter.data, mesh), requires_grad=parameter.requires_grad
-                )
-                submodule.register_parameter(key, replaced)
-        for key, buffer in submodule.named_buffers(recurse=False):
-            if not isinstance(buffer, DTensor):
-                setattr(submodule, key, distribute_tensor(buffer, mesh))
+        for key, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, DTensor):
+                continue
+            if id(parameter) not in replaced:
+                whole = distribute_tensor(parameter.data, mesh)
+                distributed = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                replaced[id(parameter)] = parameter, distributed
+            submodule.register_parameter(key, replaced[id(parameter)][1])
+        for key, buffer in submodule.named_buffers(recurse=False, remove_duplicate=False):
+            if isinstance(buffer, DTensor):
+                continue
+            if id(buffer) not in replaced:
+                replaced[id(buffer)] = buffer, distribute_tensor(buffer, mesh)
+            setattr(submodule, key, replaced[id(buffer)][1])

@@ -1,12 +1,12 @@
 """Saves values of ``xla`` tensors (``xm.save``, ``xser.save``, ``xser.load``), and loads any checkpoint to ``xla``.
 
-Both write a checkpoint of PyTorch's own format that ``torch.load`` reads, with CPU tensors in it. Tensors
-are fetched from the device one at a time, while the file is being written.
+``xm.save`` and ``xser.save`` write a checkpoint in PyTorch's own format, with CPU tensors, which ``torch.load``
+reads. Tensors are fetched from the device one at a time, while the file is being written.
 
-In ``torch.load(path, map_location="xla")`` PyTorch makes storages in host memory, hands each over with the
-location that it shall have, and then makes tensors that show parts of storages. Here a storage stays in host memory
-and says that it is on the device; what it holds is uploaded when the first tensor is made of it. Tensors that share
-a storage in the file share one on the device, as they do on other devices.
+In ``torch.load(path, map_location="xla")``, PyTorch reads storages into host memory, asks for each to be moved to
+its location, and then makes tensors that show parts of storages. A storage for ``xla`` stays in host memory and
+reports the device; its values are uploaded when the first tensor is made of it. Tensors that share a storage in the
+file share one on the device, as on other devices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import os
 import pickle
 import shutil
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -40,7 +41,7 @@ MSG_NO_PART: Final = (
 )
 
 MSG_FORMER_FORMAT: Final = (
-    "{location}: files in PyTorch's format of before 1.6 are loaded to the CPU only, "
+    "{location}: files in the format of PyTorch before 1.6 are loaded to the CPU only, "
     'torch.load(..., map_location="cpu"); move the tensors after that: .to({location!r})'
 )
 MSG_STORAGE: Final = (
@@ -48,7 +49,7 @@ MSG_STORAGE: Final = (
     "upload it first, as a tensor: .to({device!r})"
 )
 
-# The dtypes for which torch has a class of storage: others are written as CPU tensors at once.
+# The dtypes that PyTorch has a storage class for. Tensors of other dtypes are copied to the CPU at once.
 _STORED: Final = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -59,7 +60,7 @@ _STORED: Final = frozenset(
 
 
 _LARGE: Final = 1 << 20
-"""Bytes from which on a tensor is worth handing memory back for."""
+"""Bytes of a tensor for which free memory is returned to the system first."""
 
 
 class DeferredStorage(torch.UntypedStorage):
@@ -89,7 +90,7 @@ class DeferredStorage(torch.UntypedStorage):
     def cpu(self) -> torch.UntypedStorage:
         """The value, fetched now."""
         if self.nbytes() >= _LARGE:
-            # what the tensor before this one lay in
+            # the memory of the tensor before this one
             release_free_memory()
         return read(self._tensor).contiguous().untyped_storage()
 
@@ -99,17 +100,17 @@ def _location(storage: object) -> str | None:
 
 
 def _nowhere(_storage: object, _location: str) -> None:
-    """Nothing is loaded through this registration: what it writes is tagged as the CPU's."""
+    """Never called: the storages that this registration saves are tagged as the CPU's."""
 
 
-# torch asks these, in order of priority, what it should write down as a storage's device.
+# torch.save asks the registered functions, in order of priority, for the location to write for a storage.
 torch.serialization.register_package(5, _location, _nowhere)
 
 
 class _Pickler(pickle.Pickler):
-    """Writes ``xla`` tensors as CPU tensors whose bytes come later.
+    """Writes ``xla`` tensors as CPU tensors whose bytes are fetched later.
 
-    Tensors on the same storage, seen through the same views, are written once and load as one.
+    Tensors that show the same storage through the same views are written once, and share memory when loaded.
     """
 
     def __init__(self, *args: Operand, **kwargs: Any) -> None:
@@ -145,11 +146,10 @@ _pickle_module.__dict__.update(
 
 
 def save(data: object, file_or_path: object) -> None:
-    """Write ``data`` (any nesting of objects) so that ``torch.load`` gives it back with CPU tensors.
+    """Save ``data``, any structure that ``torch.save`` takes, with ``xla`` tensors as CPU tensors.
 
-    A path is written beside and then renamed: an interrupted save leaves the former file. Host memory
-    grows by about one tensor. What hangs on a tensor's storage through different views is saved as
-    separate tensors.
+    A path is written under a temporary name and then renamed, so that an interrupted save leaves the former file.
+    Host memory grows by about one tensor. Different views of one storage are saved as separate tensors.
     """
     if not isinstance(file_or_path, (str, os.PathLike)):
         torch.save(data, file_or_path, pickle_module=_pickle_module)
@@ -159,21 +159,22 @@ def save(data: object, file_or_path: object) -> None:
 
 
 class TensorReference:
-    """A tensor in a file of torch_xla 2.9's ``xser.save``: number ``tid`` in the folder beside it."""
+    """Stands for a tensor in a file of torch_xla 2.9's ``xser.save``; it is file number ``tid`` of a folder."""
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
 
 
-# The name under which such files know it.
+# Such files refer to the class by this module.
 TensorReference.__module__ = "torch_xla.utils.serialization"
 
 
 def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
-    """Read what ``save`` wrote, with CPU tensors; also what torch_xla 2.9's ``xser.save`` wrote.
+    """Load a file of ``save``, or of torch_xla 2.9's ``xser.save``, with CPU tensors.
 
-    As ``torch.load`` does, it refuses a file that holds more than tensors and plain containers,
-    unless ``weights_only=False``: then loading runs code from the file.
+    With ``weights_only`` (default: True) it refuses files that contain other objects than tensors and plain
+    containers, as ``torch.load`` does; without, loading runs code from the file. Raises FileNotFoundError if a file
+    of torch_xla 2.9 lacks a tensor in its folder.
     """
     with torch.serialization.safe_globals([TensorReference]):
         data = torch.load(path, map_location="cpu", weights_only=weights_only)
@@ -199,7 +200,7 @@ def _reader(path: str | os.PathLike[str]) -> Callable[[TensorReference], torch.T
 
 
 def tensors_folder(path: str | os.PathLike[str]) -> str:
-    """The folder beside a file of torch_xla 2.9's ``xser.save`` that has its tensors."""
+    """The folder with the tensors of a file of torch_xla 2.9's ``xser.save``."""
     return f"{os.fspath(path)}.tensors"
 
 
@@ -209,10 +210,10 @@ def tensor_file(path: str | os.PathLike[str], tid: int) -> str:
 
 
 def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool) -> object:
-    """``data`` with a ``TensorReference`` for each ``xla`` tensor, in order; a copy.
+    """A copy of ``data`` with a ``TensorReference`` in place of each ``xla`` tensor, numbered in order.
 
-    With ``save_tensors`` the folder ``path`` is replaced, and receives the tensors, one file each:
-    ``torch.save`` of the result to the file beside it is then torch_xla 2.9's form, which ``load`` reads.
+    With ``save_tensors`` the folder ``path`` is replaced by one with a file for each tensor. ``torch.save`` of the
+    result to the file beside it then makes a checkpoint in torch_xla 2.9's form, which ``load`` reads.
     """
     folder = Path(path)
     if save_tensors:
@@ -232,23 +233,28 @@ def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool)
 # -- loading ---------------------------------------------------------------------------------------
 
 
+_REBUILD: Final = torch._utils._rebuild_tensor_v2.__code__
+# Frames of torch's and of ours between that function and the handler of ``set_``.
+_MOST_FRAMES: Final = 12
+
+
 class _Uploaded(torch.UntypedStorage):
     """A storage in host memory, whose values are uploaded to ``target`` when a tensor is made of it."""
 
     target: torch.device
     whole: XLATensor | None
-    """All of it, once the first tensor was made."""
+    """A tensor with all values, once the first tensor has been made."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where tensors are that are made of it."""
+        """The device of tensors that are made of the storage."""
         return self.target
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-    """``storage``, to be uploaded to ``location``, an ``xla`` device.
+    """Return ``storage`` as one that is uploaded to ``location``, an ``xla`` device, when it is used.
 
-    Raises RuntimeError for files in the format of before PyTorch 1.6, where storages get their values last.
+    Raises RuntimeError for files in the format of PyTorch before 1.6, in which the values of storages come last.
     """
     if getattr(storage, "_torch_load_uninitialized", False):  # torch 2.11 to 2.15
         raise RuntimeError(MSG_FORMER_FORMAT.format(location=location))
@@ -264,17 +270,40 @@ def _set_storage(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     if not isinstance(storage, _Uploaded):
         text = MSG_STORAGE.format(device=str(target.device), found=str(storage.device))
         raise RuntimeError(text)
-    # PyTorch leaves out the strides of a number, which are the default
+    # PyTorch leaves out the strides () of a number
     size, stride = tuple(size), tuple(rest[0]) if rest else ()
+    conjugated, negated = _take_lazy_bits()
     if storage.whole is None:
         storage.whole = _upload(storage, torch.empty(0, dtype=target.dtype), offset, size, stride)
     whole = storage.whole
     if (offset, size, stride) != (0, tuple(whole.shape), whole.stride()):
         whole = whole.as_strided(size, stride, offset)
+    if conjugated:
+        whole = whole.conj()
+    if negated:
+        whole = torch._neg_view(whole)
     return become(target, whole)
 
 
 set_handler(torch.ops.aten.set_.source_Storage_storage_offset, _set_storage)
+
+
+def _take_lazy_bits() -> tuple[bool, bool]:
+    """Whether the tensor that ``torch.load`` rebuilds now is conjugated, and whether it is negated.
+
+    PyTorch saves the memory of ``x.conj()`` as that of ``x``, with a note, and sets a bit in the C++ part of the
+    loaded tensor. A tensor on ``xla`` has no such bit, so the notes are removed, and the caller makes the view.
+    """
+    # torch 2.11 to 2.15: the notes are the argument ``metadata`` of the function that rebuilds a tensor
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code is _REBUILD:
+            notes = frame.f_locals.get("metadata") or {}
+            return bool(notes.pop("conj", False)), bool(notes.pop("neg", False))
+        frame = frame.f_back
+    return False, False
 
 
 def _upload(
@@ -284,9 +313,10 @@ def _upload(
     size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> XLATensor:
-    """All that ``storage`` holds, in the form of the tensor that is made of it if that shows all of it, else flat.
+    """Upload all values of ``storage``, in the shape of the tensor that is made of it if that shows all, else flat.
 
-    A tensor that shows all is then no view: steps that take it have no operation for that. ``host`` is on the CPU.
+    A tensor that shows all is then not a view, which would be one more operation in each step that reads it.
+    ``host`` is an empty CPU tensor.
     """
     host.set_(storage, offset, size, stride)
     flat = (storage.nbytes() // host.dtype.itemsize,)

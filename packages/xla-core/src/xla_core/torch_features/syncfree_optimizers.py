@@ -1,7 +1,7 @@
-"""Optimizers whose step is skipped on the device when a gradient is infinite: the host never waits.
+"""Optimizers whose step the device skips if a gradient is infinite, so that the host reads no value.
 
-They are torch's own in their fused form, which takes ``found_inf`` as an operand. ``adam_step`` and ``sgd_step``
-are such steps over lists of tensors, ``adam_step_`` and ``sgd_step_`` those of one parameter.
+They are PyTorch's own optimizers in their fused form, which takes ``found_inf`` as an operand. ``adam_step`` and
+``sgd_step`` are such steps over lists of tensors, ``adam_step_`` and ``sgd_step_`` steps of one parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FoundInf: TypeAlias = torch.Tensor | float | None
 
 
 class _Fused:
-    """Arguments as torch's optimizers take them, ``fused`` unless the caller says otherwise."""
+    """Takes the arguments of PyTorch's optimizers, with ``fused=True`` as default."""
 
     param_groups: list[dict[str, Any]]
     found_inf: torch.Tensor
@@ -27,7 +27,7 @@ class _Fused:
         super().__init__(params, *args, **{"fused": True, **kwargs})  # type: ignore[call-arg]
 
     def _step(self, step: Callable[..., object], closure: Closure, found_inf: FoundInf) -> Any:
-        # The base class's step without its wrappers: ours runs the hooks.
+        # the base class's step without its wrappers: hooks run around our step
         plain = inspect.unwrap(step)
         with torch.no_grad():
             if found_inf is None:
@@ -37,7 +37,7 @@ class _Fused:
             else:
                 device = self.param_groups[0]["params"][0].device
                 flag = torch.full((), float(found_inf), device=device)
-            # where torch's optimizers look for it, as its GradScaler leaves it
+            # the attribute that torch's optimizers read and its GradScaler sets
             self.found_inf = flag.to(torch.float32)
             try:
                 return plain(self, closure)
@@ -90,7 +90,11 @@ def adam_step(
     maximize: bool,
     use_adamw: bool,
 ) -> None:
-    """A step of Adam, or of AdamW, in place: of all state and parameters, or of none."""
+    """A step of Adam, or with ``use_adamw`` of AdamW, in place; nothing changes where ``found_inf`` is not 0.
+
+    The lists have one tensor per parameter, of the parameter's shape; ``state_steps`` count the steps, and
+    ``max_exp_avg_sqs`` is used with ``amsgrad`` only.
+    """
     inf = _flag(found_inf)
     for i, param in enumerate(params):
         step = state_steps[i] + (~inf).to(state_steps[i].dtype)
@@ -123,9 +127,10 @@ def sgd_step(
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    """A step of SGD in place: of all state and parameters, or of none.
+    """A step of SGD in place; nothing changes where ``found_inf`` is not 0.
 
-    The first step that counts (``state_steps`` is 0) fills a momentum buffer with the gradient.
+    The lists have one tensor per parameter. In the first step that is not skipped (``state_steps`` is 0) a momentum
+    buffer gets the gradient.
     """
     inf = _flag(found_inf)
     for i, param in enumerate(params):
@@ -152,7 +157,7 @@ def _store(skipped: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> 
             place.copy_(torch.where(skipped, place, value))
 
 
-# -- the same for one parameter, as torch_xla's C++ module has them -----------------------------------
+# -- steps of one parameter, with the arguments of torch_xla's C++ module ------------------------------
 
 
 @torch.no_grad()
@@ -173,10 +178,10 @@ def adam_step_(
     maximize: bool,
     use_adamw: bool,
 ) -> None:
-    """One step: ``step`` counts on, ``param`` and its averages change; nothing where ``found_inf`` is not 0.
+    """One step of Adam: ``step``, ``param`` and its averages change; nothing changes where ``found_inf`` is not 0.
 
-    ``max_exp_avg_sq`` is read and written with ``amsgrad`` only. With ``use_adamw`` the parameter decays by
-    itself, else ``weight_decay`` times it is added to the gradient.
+    ``max_exp_avg_sq`` is used with ``amsgrad`` only. With ``use_adamw`` the weight decay is applied to the
+    parameter, otherwise ``weight_decay`` times the parameter is added to the gradient.
     """
     adam_step(
         found_inf, [step.reshape(())], [param], [grad], [exp_avg], [exp_avg_sq], [max_exp_avg_sq],
@@ -199,9 +204,9 @@ def sgd_step_(
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    """One step: ``step`` counts on, ``param`` and, with momentum, ``buf`` change; as ``adam_step_``.
+    """One step of SGD: ``step``, ``param`` and, with momentum, ``buf`` change, unless ``found_inf`` is not 0.
 
-    ``d_p`` is the gradient and ``buf`` the average, which begins with the gradient where ``step`` is 0.
+    ``d_p`` is the gradient and ``buf`` the momentum buffer, which gets the gradient where ``step`` is 0.
     """
     sgd_step(
         found_inf, [step.reshape(())], [param], [d_p], [buf],

@@ -1,4 +1,4 @@
-"""What a device that adds in any order refuses among deterministic algorithms, as PyTorch's GPUs do."""
+"""Refuses scatter operators under deterministic algorithms on devices that add values in any order (GPUs)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ORDERED: Final = ("amax", "amin")
 
 
 def install() -> None:
-    """Look at the client once it runs."""
+    """Call ``attend`` once the client runs."""
     runtime.when_started(attend)
 
 
 def attend(client: DeviceClient) -> None:
-    """Have those operators look at PyTorch's setting at each call, if ``client`` adds in any order."""
+    """If ``client`` adds in any order, make those operators check PyTorch's setting at each call."""
     if not capabilities_of(client).unordered_scatter:
         return
     for names, adds in ((_ADD, _always), (_ACCUMULATE, _accumulates), (_REDUCE, _reduces)):
@@ -55,7 +55,7 @@ def attend(client: DeviceClient) -> None:
 def _overloads(packet: str) -> list[object]:
     operator = getattr(torch.ops.aten, packet, None)
     names = operator.overloads() if operator is not None else []
-    # hacked_twin: of TorchScript alone, no operator of the dispatcher
+    # hacked_twin belongs to TorchScript and is not an operator of the dispatcher
     return [getattr(operator, name) for name in names if name != "hacked_twin"]
 
 
@@ -78,7 +78,7 @@ def _weighted(arguments: Mapping[str, Operand]) -> bool:
 def _checked(
     overload: OpOverload, adds: Callable[[Mapping[str, object]], bool], handler: Handler
 ) -> Handler:
-    """``handler``, after a look at the setting; ``adds`` says whether these arguments are added in any order."""
+    """A handler that checks the setting first; ``adds(arguments)`` is whether a call adds values in any order."""
     names = [argument.name for argument in overload._schema.arguments]
 
     def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:

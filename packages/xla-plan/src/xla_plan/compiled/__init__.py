@@ -1,1 +1,1 @@
-"""Compiled modules as text, and what is counted in them."""
+"""Reads the text of compiled modules, and counts work and collectives in them."""

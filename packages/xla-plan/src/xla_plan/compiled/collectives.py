@@ -1,4 +1,4 @@
-"""The operations between chips in a compiled module: kind, size, who takes part, and the user's line."""
+"""Collective operations in a compiled module: kind, size, participants, and the user's line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: Final = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
     "collective-broadcast", "ragged-all-to-all",
 )  # fmt: skip
-"""The names by which HLO calls operations between devices."""
+"""HLO's names of collective operations."""
 _FUSION: Final = "fusion"
 _IOTA: Final = re.compile(
     r"\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<from>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
@@ -24,14 +24,17 @@ _NAMED: Final = re.compile(
     r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}"
 )
 
+# Start operations whose result is a tuple of the operands, then the results; all-reduce-start returns results only.
+_RETURN_OPERANDS: Final = frozenset(("all-gather-start", "collective-permute-start"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One operation between chips.
+    """One collective operation.
 
-    ``bytes`` is its result on one chip, ``sent`` what one chip sends in it (by a ring), ``times`` how often
-    it runs in a step. ``group`` chips take part, ``crosses``: some of them are in another slice.
-    ``overlapped``: the compiler lets it run beside computation.
+    ``bytes`` is the size of its result on one chip, ``sent`` the bytes that one chip sends (in a ring algorithm),
+    ``times`` the number of its runs in a step, ``group`` the number of chips that take part. ``crosses``: some of
+    these are in another slice. ``overlapped``: it runs beside computation.
     """
 
     kind: str
@@ -44,7 +47,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that one chip sends in one run."""
+        """The bytes that one chip sends in one run."""
         n = self.group
         if n <= 1:
             return 0.0
@@ -52,14 +55,14 @@ class Collective:
             return float(self.bytes)
         share = (n - 1) / n
         if self.kind == "reduce-scatter":
-            return self.bytes * n * share  # its result is one of n parts
+            return self.bytes * n * share  # the result is one of n parts
         return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
 def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
-    """Every operation between chips of one run, each once, however many pieces the compiler cut it into.
+    """All collective operations of one run; one that the compiler cut into pieces is listed once.
 
-    ``chips_per_slice`` 0: there is one slice.
+    ``chips_per_slice`` is 0 (default) if there is one slice.
     """
     launched: list[Collective] = []
     seen: set[tuple[str, str]] = set()
@@ -82,7 +85,7 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
 
 
 def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, bool]]:
-    """The collectives that an instruction is or holds, with whether computation goes on beside them."""
+    """The collectives that an instruction is or contains, and whether computation runs beside them."""
     if one.opcode.removesuffix("-start") in KINDS:
         yield one, False
     elif one.opcode in (_FUSION, "async-start"):
@@ -93,10 +96,9 @@ def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, boo
 
 def _result_bytes(one: Instruction) -> int:
     sizes = [array.bytes for array in one.arrays if array.elements > 1 or len(one.arrays) == 1]
-    # what is started returns its operands too, in front of its results
-    return sum(
-        sizes[len(sizes) // 2 :] if one.opcode.endswith("-start") and len(sizes) > 1 else sizes
-    )
+    if one.opcode in _RETURN_OPERANDS and len(sizes) > 1:
+        sizes = sizes[len(sizes) // 2 :]
+    return sum(sizes)
 
 
 def _groups(one: Instruction) -> Iterator[list[int]]:
@@ -157,7 +159,7 @@ def _named_groups(match: re.Match[str]) -> Iterator[list[int]]:
 
 
 def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
-    """How many chips talk to each other, and whether some are in another slice."""
+    """The size of the largest group, and whether a group has chips of several slices."""
     size = max(map(len, groups), default=1)
     if not chips_per_slice:
         return size, False
@@ -165,7 +167,7 @@ def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
 
 
 def by_kind(launched: Iterable[Collective]) -> list[dict[str, object]]:
-    """Kinds with their number of runs, bytes of results and bytes sent, and the lines they come from."""
+    """For each kind the number of runs, the bytes of results, the bytes sent, and the user's lines."""
     rows: dict[str, dict[str, Any]] = {}
     for one in launched:
         row = rows.setdefault(

@@ -1,4 +1,4 @@
-"""All that a compiled program and its compiler say of one run on one chip, as plain numbers."""
+"""The figures of a compiled program for one run on one chip, as plain numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xla_plan.compiled.collectives import by_kind, collectives
 
 
 def figures_of(executable: Executable, devices: int, slices: int = 1) -> dict[str, Any]:
-    """What a program over ``devices``, which belong to ``slices`` slices (default: 1), needs and does on one."""
+    """The figures, on one chip, of a program over ``devices`` chips in ``slices`` slices (default: 1)."""
     memory, cost = dict(executable.memory_analysis()), dict(executable.cost_analysis())
     return of_texts(executable.optimized_hlo(), memory, cost, devices, slices)
 
@@ -24,7 +24,7 @@ def of_texts(
     devices: int,
     slices: int = 1,
 ) -> dict[str, object]:
-    """The same from a compiled module's text and its compiler's analyses, for any compiler."""
+    """The figures from the text ``hlo`` of a compiled module and its compiler's memory and cost analyses."""
     module = hlo_module.parse(hlo)
     between = collectives(module, devices // slices if slices > 1 else 0)
     inside = [c for c in between if not c.crosses]

@@ -1,4 +1,4 @@
-"""Compiled modules as text, read into instructions: what a plan counts is counted on these."""
+"""Parses the text of compiled modules into instructions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE: Final = re.compile(r'(?P<id>\d+) "(?P<name>.*)"')
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Array:
-    """One array in the type of an instruction; ``on_chip``: it lies in another memory than HBM."""
+    """One array in the type of an instruction; ``on_chip``: it is in another memory than HBM."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -34,19 +34,19 @@ class Array:
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """The number of elements."""
         return math.prod(self.sizes)
 
     @property
     def bytes(self) -> int:
-        """Without the padding of its layout."""
+        """The size in bytes, without the padding of its layout."""
         bits = _BITS.search(self.kind)
         return math.ceil(self.elements * (int(bits[0]) if bits else 8) / 8)  # no digits: pred
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation: what follows the operands is ``rest``, parsed when it is asked for."""
+    """One line of a computation; ``rest`` is the text after the operands, which is parsed when it is needed."""
 
     name: str
     type: str
@@ -62,14 +62,14 @@ class Instruction:
         return tuple(arrays_in(self.type))
 
     def attribute(self, name: str) -> str | None:
-        """The text after ``name=``, up to the next comma outside of braces; None if there is none."""
+        """The text after ``name=``, up to the next comma outside of braces, or None."""
         match = re.search(
             rf"[ ,]{name}=(\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\"[^\"]*\"|[^,\s]+)", self.rest
         )
         return match[1] if match else None
 
     def number(self, name: str) -> int | None:
-        """A number in the compiler's own notes: ``"name":"12"``."""
+        """A number in the compiler's notes, ``"name":"12"``, or None."""
         match = re.search(rf'"{name}":"(\d+)"', self.rest)
         return int(match[1]) if match else None
 
@@ -92,7 +92,7 @@ def arrays_in(text: str) -> Iterator[Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module: its computations by name, and where in the user's program its instructions are from."""
+    """A module: its computations by name, and the lines of the user's program by stack frame."""
 
     name: str
     entry: str
@@ -100,7 +100,7 @@ class Module:
     lines: Mapping[int, str]
 
     def source(self, instruction: Instruction) -> str:
-        """``file.py:12``, or an empty text if it is unknown."""
+        """The user's line of an instruction, ``file.py:12``, or an empty string if it is unknown."""
         match = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if match:
             return self.lines.get(int(match[1]), "")
@@ -109,7 +109,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read a module's text. Raises ValueError for a text that is no module."""
+    """Parse the text of a module. Raises ValueError for other text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current, section = "", None, ""
     tables: dict[str, list[str]] = {"FileNames": [], "FileLocations": [], "StackFrames": []}
@@ -158,7 +158,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Where the parenthesis closes that was opened in front of ``start``."""
+    """The position of the parenthesis that closes the one before ``start``."""
     depth = 1
     for parenthesis in re.compile(r"[()]").finditer(line, start):
         depth += 1 if parenthesis[0] == "(" else -1

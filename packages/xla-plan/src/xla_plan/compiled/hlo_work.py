@@ -1,4 +1,4 @@
-"""What one run of a compiled module does on one chip: products, cycles, bytes of HBM, and the loops around them."""
+"""Counts the work of one run of a compiled module on one chip: FLOPs, cycles and HBM bytes, with loops."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ _FREE: Final = frozenset({
     "call", "conditional", "after-all", "opt-barrier", "copy-done", "slice-done", "async-done",
     "async-update", "all-gather-done", "all-reduce-done", "collective-permute-done", "reduce-scatter-done",
 })  # fmt: skip
-"""Instructions that move nothing by themselves: what they stand for is counted elsewhere."""
+"""Instructions that move no data themselves; the work that they stand for is counted elsewhere."""
 _PIECES: Final = ("async-collective-start", "async-collective-done")
-"""Names of fusions that begin and end a collective which runs in pieces beside others."""
+"""Names of fusions that begin and end a collective which runs in pieces."""
 KERNEL: Final = "tpu_custom_call"
-"""The target of kernels written for the chip (Pallas), for which the compiler gives no cycles."""
+"""The target of kernels written for the chip (Pallas), whose cycles the compiler does not estimate."""
 _SPATIAL: Final = re.compile(r"^(?P<left>\w+)_(?P<right>\w+)->(?P<result>\w+)$")
 _SAME: Final = ("copy", "bitcast", "bitcast-convert", "copy-start", "copy-done", "convert")
-"""Instructions whose number is their operand's."""
+"""Instructions whose value is that of their operand."""
 _MOST_STEPS: Final = 12
-"""How many instructions are followed back to find the constant that a loop counts from, to, or by."""
+"""The number of instructions that are followed back to find a constant of a loop's counter."""
 
 
 @dataclasses.dataclass
 class Work:
-    """Of one run on one chip. ``loops`` of unknown length were counted as one pass."""
+    """The work of one run on one chip.
+
+    ``flops`` are those of products outside of kernels. The bodies of the ``unknown_loops``, whose number of passes
+    is unknown, are counted once.
+    """
 
     flops: float = 0.0
     kernel_flops: float = 0.0
@@ -42,7 +46,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Visit:
-    """An instruction that runs by itself, ``times`` in one run of the module; ``where`` it stands."""
+    """An instruction of the computation ``where``, which runs ``times`` times in one run of the module."""
 
     instruction: Instruction
     where: Computation
@@ -50,7 +54,7 @@ class Visit:
 
 
 def walk(module: Module) -> Iterator[Visit]:
-    """Every instruction of the schedule: the entry's, and with their number of passes those of loops."""
+    """All instructions of the entry computation, and of loops, calls and conditions with their number of passes."""
     waiting: list[tuple[str, int]] = [(module.entry, 1)]
     while waiting:
         name, times = waiting.pop()
@@ -64,7 +68,7 @@ def walk(module: Module) -> Iterator[Visit]:
             elif one.opcode == "call":
                 waiting += [(c, times) for c in one.called if c in module.computations]
             elif one.opcode == "conditional":
-                # one branch runs, and it is not known which: the first represents it
+                # it is not known which branch runs, so the first one is counted
                 branches = re.findall(
                     r"(?:branch_computations=\{|true_computation=)%([\w.-]+)", one.rest
                 )
@@ -72,7 +76,7 @@ def walk(module: Module) -> Iterator[Visit]:
 
 
 def work(module: Module) -> Work:
-    """Everything that one run does, loops included."""
+    """The work of one run, with that of loops."""
     total = Work()
     fused = _FusedFlops(module)
     for visit in walk(module):
@@ -91,13 +95,13 @@ def work(module: Module) -> Work:
 
 
 def _hbm_bytes(one: Instruction, where: Computation) -> int:
-    """What an instruction reads from and writes to HBM; what lies in the chip's own memory is free.
+    """The bytes that an instruction reads from and writes to HBM; the chip's own memory does not count.
 
-    A slice or copy that is started reads as much as it writes, whatever it is a part of.
+    The start of a slice or copy reads as much as it writes, even from a larger operand.
     """
     if one.opcode in ("slice-start", "copy-start", "async-start") or one.opcode == "dynamic-slice":
         moved = [a for a in one.arrays if a.elements]
-        # operands stand first among the results, then what is written, then flags
+        # the results begin with the operands, then comes the array that is written, then flags
         part = min((a.bytes for a in moved[:2]), default=0)
         return part * sum(not a.on_chip for a in moved[:2])
     read: dict[str, int] = {}
@@ -109,14 +113,14 @@ def _hbm_bytes(one: Instruction, where: Computation) -> int:
 
 
 class _FusedFlops:
-    """Multiplications and additions of products, in fusions as well."""
+    """Counts multiplications and additions of products, also inside fusions."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[str, float] = {}
 
     def of(self, one: Instruction, where: Computation) -> float:
-        """Of one instruction, with the computations that it calls."""
+        """The FLOPs of one instruction, with those of the computations that it calls."""
         if one.opcode == "convolution":
             return _convolution(one, where)
         if one.opcode == "dot":
@@ -134,7 +138,7 @@ class _FusedFlops:
 
 
 def _operand(one: Instruction, position: int, where: Computation) -> Array | None:
-    # long form: operands with their types in front
+    # in the long form of the text, operands follow their types
     written = list(arrays_in(one.arguments))
     if len(written) == len(one.operands):
         return written[position]
@@ -151,7 +155,7 @@ def _dot(one: Instruction, where: Computation) -> float:
 
 
 def _convolution(one: Instruction, where: Computation) -> float:
-    """What a TPU's products are, too: counted without the positions that lie in padding."""
+    """The FLOPs of a convolution without its padding; a TPU's matrix products are convolutions, too."""
     left, right = (_operand(one, n, where) for n in (0, 1))
     labels = _SPATIAL.match(one.attribute("dim_labels") or "")
     if left is None or right is None or labels is None:
@@ -179,7 +183,7 @@ def _windows(text: str) -> dict[str, list[str]]:
 
 
 def _meetings(left: int, right: int, result: int, window: dict[str, str]) -> int:
-    """How many pairs of a result's and a kernel's position meet an element, in one dimension."""
+    """The number of pairs of a result's and a kernel's position that read an element, in one dimension."""
     low = int(window.get("pad", "0_0").split("_")[0])
     stride, dilated = int(window.get("stride", "1")), int(window.get("rhs_dilate", "1"))
     spread = int(window.get("lhs_dilate", "1"))
@@ -195,7 +199,7 @@ def _meetings(left: int, right: int, result: int, window: dict[str, str]) -> int
 
 
 def passes(module: Module, loop: Instruction, where: Computation) -> int | None:
-    """How often the body of a loop runs that counts up to a constant; None for any other."""
+    """The number of passes of a loop that counts up to a constant; None for other loops."""
     noted = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
     if noted:
         return int(noted[1])
@@ -206,7 +210,9 @@ def passes(module: Module, loop: Instruction, where: Computation) -> int | None:
         condition, root = _inlined(module, root, condition)
     start = next(iter(where[n] for n in loop.operands if n in where), None)
     result = next((one for one in body.values() if one.root), None)
-    if root is None or start is None or start.opcode != "tuple" or result is None:
+    if root is None or start is None or start.opcode != "tuple":
+        return None
+    if result is None or result.opcode != "tuple":  # such as a fusion with several results
         return None
     for index, last in _limits(condition, root):
         step = _step(body, result.operands[index], index)
@@ -217,9 +223,9 @@ def passes(module: Module, loop: Instruction, where: Computation) -> int | None:
 
 
 def _limits(condition: Computation, root: Instruction) -> Iterator[tuple[int, int]]:
-    """Elements of the loop's values that are compared with constants, with these.
+    """The indices of the loop's values that are compared with constants, and these constants.
 
-    A counter of 64 bits is two of 32 on a TPU, and the condition a comparison of each, joined by and and or.
+    On a TPU a counter of 64 bits is two of 32 bits, and the condition compares both, joined by ``and`` and ``or``.
     """
     if root.opcode in ("and", "or"):
         for name in root.operands:
@@ -236,7 +242,7 @@ def _limits(condition: Computation, root: Instruction) -> Iterator[tuple[int, in
 def _inlined(
     module: Module, root: Instruction, outer: Computation
 ) -> tuple[Computation, Instruction | None]:
-    """A fused condition, with the operands of the fusion in place of its parameters."""
+    """A fused condition, with the operands of the fusion in place of its parameters, and its root."""
     inner = module.computations.get(next(iter(root.called), ""), {})
     merged = dict(outer)
     for one in inner.values():
@@ -248,7 +254,7 @@ def _inlined(
 
 
 def _followed(where: Computation, name: str) -> Instruction | None:
-    """The instruction that gives a value, behind copies."""
+    """The instruction that computes a value, found through copies."""
     instruction = where.get(name)
     for _ in range(_MOST_STEPS):
         if instruction is None or instruction.opcode not in _SAME:
@@ -268,7 +274,7 @@ def _constant(instruction: Instruction | None) -> int | None:
 
 
 def _step(body: Computation, name: str, index: int) -> int | None:
-    """What one pass adds to the counter that is element ``index`` of the loop's values."""
+    """The number that one pass adds to the counter, element ``index`` of the loop's values; None if unknown."""
     total = 0
     for _ in range(_MOST_STEPS):
         instruction = _followed(body, name)

@@ -1,1 +1,1 @@
-"""From figures to plans: the chips, estimates, few layers for many, the search for a mesh."""
+"""Makes plans of figures: chips, estimates, extrapolation to more layers, the search for a mesh."""

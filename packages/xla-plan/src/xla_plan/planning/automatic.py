@@ -1,4 +1,4 @@
-"""``xr.use_spmd(auto=True)``: the split of a recorded step that the compiler makes the best program of."""
+"""``xr.use_spmd(auto=True)``: chooses the split of a recorded step whose compiled program is estimated fastest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xla_plan.planning.splits import AXES, Split, batch_of, part_of, splits
 from xla_plan.steps.candidate import Candidate
 
 COMPILED: Final = 4
-"""How many splits are compiled: those that arithmetic finds best."""
+"""The number of splits that are compiled, the best ones by arithmetic."""
 MSG_NO_SPLIT: Final = (
     "automatic sharding found nothing to split over {devices} devices: the first dimension of the step's data is "
     "{batch}, and no side of a parameter of 64 KiB or more divides. Give a batch that {devices} or a divisor of it "
@@ -39,7 +39,7 @@ MSG_NOTHING_FITS: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """A split whose program was compiled: bytes on one device, and seconds of a step; or why it is ``out``."""
+    """A split whose program was compiled: its bytes on one device and seconds of a step, or why it is ``out``."""
 
     split: Split
     total: int
@@ -48,9 +48,9 @@ class Trial:
 
 
 def choose(step: StepToSplit) -> ShardingChoice:
-    """The split that fits and whose program has the least estimated step time, with the reasons.
+    """The split that fits and has the shortest estimated step time, with a report.
 
-    Raises RuntimeError that says what to change where nothing can be split or nothing fits.
+    Raises RuntimeError, which says what to change, if nothing can be split or nothing fits.
     """
     chip = chip_of_kind(step.kind)
     limit = step.limit or chip.hbm_bytes
@@ -80,7 +80,7 @@ def choose(step: StepToSplit) -> ShardingChoice:
 
 
 def _guessed(step: StepToSplit, split: Split, chip: Chip, limit: int) -> Guess:
-    """The split by arithmetic, as ``search`` ranks meshes before it compiles."""
+    """The guess for a split by arithmetic, as in ``search``."""
     sizes = dict(split.axes)
     parts: collections.Counter[str] = collections.Counter()
     pairs = []
@@ -105,7 +105,7 @@ def _guessed(step: StepToSplit, split: Split, chip: Chip, limit: int) -> Guess:
 def _tried(step: StepToSplit, split: Split, chip: Chip, limit: int) -> Trial:
     try:
         executable = step.compiled(split.axes, split.specs)
-    except RuntimeError as error:  # such as the compiler's, of a program that is too large
+    except RuntimeError as error:  # for example the compiler refuses a program that is too large
         return Trial(split, 0, math.inf, " ".join(str(error).split())[:300])
     figures = figures_of(executable, step.devices)
     memory = figures["memory"]
@@ -137,7 +137,7 @@ def _report(step: StepToSplit, trials: Sequence[Trial], possible: int, chip: Chi
 
 
 def _grouped(inputs: Sequence[StepInput], specs: Sequence[PartitionSpec | None]) -> list[str]:
-    """Inputs of one role, shape and spec in a line, with the name of the first."""
+    """A line for all inputs of one role, shape and spec, with the name of the first."""
     groups: dict[Any, list[str]] = {}
     for one, spec in zip(inputs, specs, strict=True):
         if spec is not None:

@@ -1,4 +1,4 @@
-"""Figures of a deep model from those of two shallow ones: what a layer adds, times the layers."""
+"""Extrapolates the figures of a deep model from those of two shallow ones, linearly in the number of layers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-MSG_DEPTH: Final = "{text!r}: write the option, two numbers of layers to compile, and the wanted one: layers=4,8,32"
-# What does not grow with the layers, and what is a property of one compilation.
+MSG_DEPTH: Final = (
+    "{text!r}: write the option, two different numbers of layers to compile, and the wanted number, such as "
+    "layers=4,8,32"
+)
+# Figures that do not grow with the layers, or that belong to one compilation.
 _KEPT: Final = frozenset(
     {"program", "devices", "limit", "from_cache", "unknown_loops", "kind", "host_peak_bytes"}
 )
@@ -15,7 +18,7 @@ _KEPT: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """``option`` of the step function says how many layers there are: two are compiled, ``whole`` wanted."""
+    """The step function's ``option`` for the number of layers, the two ``compiled`` numbers, and the wanted one."""
 
     option: str
     compiled: tuple[int, int]
@@ -23,33 +26,34 @@ class Depth:
 
     @property
     def text(self) -> str:
-        """How the figures came about."""
+        """A description of the extrapolation."""
         small, large = self.compiled
         return f"{self.option}={small} and {large} compiled, extended to {self.whole}"
 
     def extend(self, figures: Sequence[Mapping[str, object]]) -> dict[str, Any]:
-        """The figures of the whole, on the line through the two."""
+        """The figures for the wanted number of layers, on the line through those of the compiled numbers."""
         small, large = self.compiled
         return _line(figures[0], figures[1], (self.whole - small) / (large - small))  # type: ignore[no-any-return]
 
 
 def parse_depth(text: str) -> Depth:
-    """``layers=4,8,32``. Raises ValueError that shows the form."""
+    """Parse ``layers=4,8,32``. Raises ValueError, which shows the form, for other text."""
     option, _, numbers = text.partition("=")
-    counts = [n for n in numbers.split(",") if n.strip().isdecimal()]
+    parts = numbers.split(",")
     if (
         not option.isidentifier()
-        or len(counts) != 3
-        or len(set(counts)) < 2
-        or counts[0] == counts[1]
+        or len(parts) != 3
+        or not all(n.strip().isdecimal() for n in parts)
     ):
         raise ValueError(MSG_DEPTH.format(text=text))
-    small, large, whole = map(int, counts)
+    small, large, whole = map(int, parts)
+    if small == large:
+        raise ValueError(MSG_DEPTH.format(text=text))
     return Depth(option, (small, large), whole)
 
 
 def _line(a: Any, b: Any, along: float) -> Any:
-    """Every number at ``along`` on the way from ``a`` (0) to ``b`` (1); what is no number as in ``b``."""
+    """Numbers on the line from ``a`` (at 0) to ``b`` (at 1), at ``along``; other values are those of ``b``."""
     if isinstance(b, Mapping):
         zero = dict.fromkeys(b, None)
         first = a if isinstance(a, Mapping) else zero

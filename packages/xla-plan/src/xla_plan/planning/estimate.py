@@ -1,4 +1,4 @@
-"""From what a program does to how long it takes: a roofline, and a step time with its bounds."""
+"""Estimates the time of a step from a program's work: a roofline, and a step time with bounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from xla_plan.planning.chips import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Seconds of one step, and what would take them if nothing else did.
+    """The estimated seconds of one step, and of each resource as if it were the only limit.
 
-    ``compute`` is the products at the chip's peak, ``hbm`` what the program's instructions read and write
-    at the memory's rate, ``ici`` and ``dcn`` what is sent at the networks' rates, ``cycles`` the compiler's own
-    estimate of everything but kernels and networks (the roofline where it makes none), ``kernels`` kernels at the
-    chip's peak. ``seconds`` lies between ``low`` (perfect overlap at the peak) and ``high`` (no overlap, one axis
-    of the network at a time). ``mfu`` likewise: model FLOPs over peak FLOPs; None where the model's are not known.
+    ``compute`` is the time of the products at the chip's peak, ``hbm`` that of the reads and writes of HBM, ``ici``
+    and
+    ``dcn`` those of the bytes sent over the networks. ``cycles`` is the compiler's own estimate of everything but
+    kernels and networks (the roofline if it makes none), ``kernels`` the time of kernels at the chip's peak.
+    ``seconds`` is the step time, between ``low`` (perfect overlap at the peak) and ``high`` (no overlap, one axis
+    of the network at a time). ``mfu``, ``mfu_low`` and ``mfu_high`` are model FLOPs over peak FLOPs, None if the
+    model's FLOPs are unknown.
     """
 
     compute: float
@@ -35,22 +37,22 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What alone would take longest: ``compute``, ``memory`` or ``network``."""
+        """The resource that takes longest: ``compute``, ``memory`` or ``network``."""
         parts = {"compute": self.compute, "memory": self.hbm, "network": self.ici + self.dcn}
         return max(parts, key=lambda name: parts[name])
 
 
 def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
-    """The estimate for a measured program (``measure.of_program``) on a chip of this kind."""
+    """The estimate for the figures of a program (``measure.of_program``) on a chip of this kind."""
     work, sent = figures["work"], figures["sent"]
     peak = chip.flops / chip.devices
     clock = chip.clock
     compute = (work["flops"] + work["kernel_flops"]) / peak
     hbm = work["hbm_bytes"] / (chip.hbm / chip.devices)
-    # compilers of other devices than TPUs tell no cycles: the roofline stands for them
+    # only the compiler for TPUs estimates cycles; the roofline replaces them
     cycles = work["cycles"] / clock or max(work["flops"] / peak, hbm)
-    # hidden positions of a causal mask count in a kernel's own figures: full work at the peak is the real
-    # half of it at half the peak
+    # a kernel's own figures include the positions that a causal mask hides, about half of them: all work at the
+    # peak is the real work at half the peak
     kernels = max(work["kernel_flops"] / peak, work["kernel_bytes"] / (chip.hbm / chip.devices))
     all_links, one_axis = chip.ici / chip.devices, chip.ici / chip.devices * 2 / chip.links
     fast, slow = sent["ici"] / all_links, sent["ici"] / one_axis
@@ -80,7 +82,7 @@ def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
 
 
 def advice(memory: Mapping[str, int], limit: int, estimated: Estimate | None) -> list[str]:
-    """What to change, first what makes it fit, then what makes it faster; empty where nothing stands out."""
+    """What to change so that the step fits, then so that it is faster; may be empty."""
     hints = []
     total = memory["total"]
     if total > limit:

@@ -1,4 +1,4 @@
-"""What says which step, topology and versions the programs in a cache belong to."""
+"""The manifest of a cache: the step, the topology and the versions that each program belongs to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSIONED: Final = ("xla-core", "xla-spmd", "xla-pjrt-tpu", "torch", "jax", "ja
 
 
 def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
-    """Add the plans that were compiled as a whole to the manifest of a cache; its path."""
+    """Add the plans that were compiled as a whole to the manifest of a cache, and return the manifest's path."""
     path = cache / NAME
     present: list[dict[str, object]] = read(cache) if path.is_file() else []
     added = [_row(step, p) for p in plans if not p.error and not p.scaled]
@@ -28,7 +28,7 @@ def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
 
 
 def read(cache: Path) -> list[dict[str, object]]:
-    """The rows of a cache's manifest. Raises FileNotFoundError where there is none."""
+    """The rows of a cache's manifest. Raises FileNotFoundError if there is none."""
     rows: list[dict[str, object]] = json.loads((cache / NAME).read_text())
     return rows
 

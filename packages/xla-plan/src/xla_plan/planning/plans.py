@@ -1,4 +1,4 @@
-"""Plans: candidates measured one after the other, each in a process of its own, and what came out."""
+"""Plans: measures candidates one after the other, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from xla_plan.planning.chips import chip_of
 from xla_plan.planning.estimate import Estimate, advice, estimate
 from xla_plan.steps.candidate import Candidate
 
-# Of the process that measures: what it compiles for, that programs carry the user's lines, and that a
-# script's reads of values give zeros.
+# The environment of the process that measures: it compiles for TPUs, programs contain the user's lines, and values
+# that a script reads are zeros.
 _ENVIRONMENT: Final = {"PJRT_DEVICE": "TPU", "XLA_HLO_DEBUG": "1", "XLA_AOT_READS": "zeros"}
-# What libtpu 0.0.42 says of a program that is too large: its temporaries alone, or all that it needs.
+# libtpu 0.0.42's messages for a program that is too large, with the size of its temporaries, or of everything.
 _TOO_LARGE: Final = re.compile(
     r"(?:temporaries \(|Used )(?P<used>[\d.]+)(?P<of>[KMGT])\)?(?: exceeds available HBM \(| of )"
     r"(?P<limit>[\d.]+)(?P<unit>[KMGT])"
 )
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-MSG_DIED: Final = "the process that compiled it ended with status {status} and no result: {tail}"
+MSG_DIED: Final = (
+    "the process that compiled it ended with status {status} and without a result: {tail}"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One candidate with its figures; ``error`` instead, where the compiler or the step refused it.
+    """One candidate with its figures, or with an ``error`` if its step or the compiler failed.
 
-    ``memory`` is bytes on one chip by kind, with their ``total``, and ``limit`` what the chip has.
-    ``scaled``: figures are of fewer layers, extended to the wanted number.
+    ``memory`` is bytes on one chip by kind, with their ``total``; ``limit`` is the chip's memory in bytes.
+    ``scaled`` describes the extrapolation if fewer layers were compiled.
     """
 
     candidate: Candidate
@@ -50,11 +52,11 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into one chip's memory."""
+        """Whether the step fits into one chip's memory."""
         return not self.error and self.memory["total"] <= self.limit
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """All fields, and ``fits``, as plain values."""
         fields = dataclasses.asdict(self)
         fields["fits"] = self.fits
         return fields
@@ -72,8 +74,9 @@ def plan(
 ) -> list[Plan]:
     """Measure every candidate of ``step`` (``module:function``, ``file.py:function``, or a script).
 
-    ``cache`` keeps the compiled programs for hosts with such chips. With ``depth`` fewer layers are compiled
-    and extended. ``timeout`` seconds are one compilation's. ``tell`` hears what is going on.
+    ``cache`` (default: none) is a folder that keeps the compiled programs, for hosts with such chips. ``arguments``
+    are those of a script. ``timeout`` is the limit of one compilation in seconds (default: none). With ``depth``,
+    fewer layers are compiled and the figures extrapolated. ``tell`` is called with lines of progress.
     """
     return [
         _scaled(step, c, depth, cache, timeout, tell)
@@ -110,7 +113,7 @@ def run_worker(
     timeout: float | None,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The figures of one candidate, from a process of its own; ``error`` in them where there are none."""
+    """The figures of one candidate, from a process of its own; or only an ``error`` if it has none."""
     began = time.monotonic()
     request = {
         "step": step, "topology": candidate.topology, "mesh": candidate.mesh,
@@ -127,7 +130,7 @@ def run_worker(
 def ask_worker(
     request: Mapping[str, Any], cache: Path | None, timeout: float | None
 ) -> dict[str, Any]:
-    """What a process of its own answers to a request (see ``worker``)."""
+    """The answer of a process of its own to a request (see ``worker``)."""
     environment = {**os.environ, **_ENVIRONMENT, "XLA_AOT_TOPOLOGY": request["topology"]}
     if cache is not None:
         environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache.resolve())
@@ -153,7 +156,7 @@ def ask_worker(
 
 
 def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
-    """A plan from measured figures."""
+    """The plan for measured figures, or for their ``error``."""
     chip = chip_of(candidate.topology)
     if "error" in figures:
         return _refused(candidate, figures)
@@ -164,7 +167,7 @@ def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
 
 
 def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
-    """What can be said of a program that the compiler would not make, as too large."""
+    """The plan of a candidate that failed; with the size that the compiler reports if the program is too large."""
     memory, limit, hints = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
     large = _TOO_LARGE.search(figures["error"])
     if large:
@@ -176,10 +179,10 @@ def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
 
 
 def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes on one chip: parameters, state, what else comes in, results, temporaries, code, and their total.
+    """Bytes on one chip: parameters, optimizer state, other inputs, results, temporaries, code, and their total.
 
-    ``gradients`` are within the temporaries, all of them if they are alive together: that is their bound, and
-    the rest is ``activations``. ``padding`` is what layouts add to parameters and state.
+    The temporaries consist of ``gradients`` and ``activations``: as many bytes as all gradients have are counted as
+    ``gradients``, and the rest as ``activations``. ``padding`` is what layouts add to parameters and state.
     """
     compiled, parts = figures["memory"], figures.get("parts") or {}
     parameters, state = parts.get("parameters", 0), parts.get("optimizer state", 0)

@@ -1,4 +1,4 @@
-"""Which mesh: all ways to lay a slice's chips along axes, ranked by arithmetic, the best ones compiled."""
+"""Searches for a mesh: ranks all layouts of a topology's chips by arithmetic, and compiles the best."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from xla_plan.steps.candidate import Candidate, Mesh
 
 MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
 _GATHERS: Final = 2
-"""A split parameter is gathered for the forward and for the backward pass."""
+"""How often a split parameter is gathered: for the forward and for the backward pass."""
 _HALF: Final = 2
-"""Bytes of an element of what is gathered and of activations: steps compute in bfloat16."""
+"""Bytes of an element of gathered parameters and of activations, as steps compute in bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """One mesh by arithmetic: ``held`` bytes a chip has for sure, and ``seconds`` of a step; or why it is out."""
+    """One mesh by arithmetic: the bytes ``held`` by a chip at least, ``seconds`` per FLOP, or why it is out.
+
+    ``seconds`` are those of a step if its FLOPs are unknown.
+    """
 
     candidate: Candidate
     held: int
@@ -32,7 +35,7 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found: compiled plans, the best first, and every mesh's guess."""
+    """The result of a search: the compiled plans, best first, and the guesses for all meshes."""
 
     plans: Sequence[Plan]
     guesses: Sequence[Guess]
@@ -49,9 +52,10 @@ def search(
     timeout: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """The ``compiled`` most promising meshes of ``axes`` over all chips of ``topology``, compiled.
+    """Compile the ``compiled`` (default: 3) most promising meshes of ``axes`` over all chips of ``topology``.
 
-    ``step`` is a step function that takes a mesh with any of the axes. Raises ValueError where no mesh is left.
+    ``step`` names a step function that takes a mesh with any of the axes, ``options`` are its keyword arguments.
+    ``cache``, ``timeout`` and ``tell`` are those of ``plans.plan``. Raises ValueError if no mesh is possible.
     """
     chip = chip_of(topology)
     devices = devices_of(topology) * chip.devices
@@ -79,15 +83,15 @@ def search(
 
 
 def _promise(guess: Guess) -> tuple[bool, float, int]:
-    """What is not out first, then the fastest, and of those that take the same time the one that holds least.
+    """A sort key: guesses that are not out come first, then the fastest, then those that hold the fewest bytes.
 
-    Copies along ``data`` send as much as parts along a longer ``fsdp``, and leave less room for activations.
+    Copies along ``data`` send as many bytes as parts along a longer ``fsdp``, but leave less room for activations.
     """
     return bool(guess.out), float(f"{guess.seconds:.3g}"), guess.held
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:
-    """What fits first, then what does most of the model's work in a second."""
+    """A sort key: plans that fit come first, then those that do more of the model's work per second."""
     if plan.estimate is None:
         return True, math.inf
     work = plan.figures.get("model_flops") or 1.0
@@ -95,18 +99,18 @@ def _rank(plan: Plan) -> tuple[bool, float]:
 
 
 def devices_of(topology: str) -> int:
-    """The number of chips that a topology names, ``v5e:4x4*2`` or ``v5litepod-16``."""
+    """The number of chips of a topology such as ``v5e:4x4*2`` or ``v5litepod-16``."""
     name, _, slices = topology.partition("*")
     count = int(slices or 1)
     if ":" in name:
         return count * math.prod(int(n) for n in name.partition(":")[2].split("x"))
     generation, _, number = name.rpartition("-")
-    # v4-8 and v5p-8 count cores, of which a chip has two
+    # names such as v4-8 and v5p-8 count cores, and a chip has two
     return count * int(number) // (2 if generation in ("v2", "v3", "v4", "v5p") else 1)
 
 
 def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
-    """Every way to write ``devices`` as a product of the axes' sizes; axes of size 1 are left out."""
+    """All meshes of ``axes`` whose sizes multiply to ``devices``; axes of size 1 are left out."""
     if not axes:
         if devices == 1:
             yield ()
@@ -117,7 +121,7 @@ def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
 
 
 def guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) -> Guess:
-    """One mesh by arithmetic, from what ``measure.shapes`` says of it in ``row``."""
+    """The guess for one mesh, from its ``row`` of ``measure.shapes``."""
     if "error" in row:
         return Guess(candidate, 0, math.inf, row["error"])
     parts = row["parts"]
@@ -130,16 +134,16 @@ def guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) 
     out = ""
     if held > limit:
         out = f"parameters, their state and gradients alone are {held / limit:.0%} of HBM"
-    # by the work that is done: meshes may differ in the batch that a step has
+    # per FLOP, as the step's batch may differ between meshes
     return Guess(candidate, held, seconds / flops if flops else seconds, out)
 
 
 def _sent(row: Mapping[str, Any], candidate: Candidate, flops: float) -> float:
-    """Bytes that a chip sends in a step, by the shapes of parameters and of their parts.
+    """The bytes that a chip sends in a step, from the shapes of parameters and of their parts.
 
-    A parameter's part is gathered over the axes that batches are split over too (``data`` has copies, whose
-    gradients are added up; ``fsdp`` parts). Over ``tensor`` activations are added up: for each weight that is
-    split, once in one of the two passes, as large as its unsplit side.
+    Along ``data`` parameters are copied, and the gradients of the copies are summed. Along ``fsdp`` they are split,
+    and gathered for each pass. Along ``tensor`` activations are summed: for each split weight, once in one of the
+    two passes, with the size of its unsplit side.
     """
     sizes = dict(candidate.mesh)
     tensor, copies = sizes.get("tensor", 1), sizes.get("data", 1)

@@ -1,9 +1,9 @@
-"""How a step's inputs may be split over a mesh: the rules that an automatic sharding is chosen from.
+"""The ways to split a step's inputs over a mesh, from which automatic sharding chooses.
 
-Data lies along the axes ``data`` and ``fsdp`` with its first dimension. A parameter of two or more dimensions
-lies along ``tensor`` with its larger side of the last two (that is, in a decoder, each weight that widens by its
-outputs and each that narrows by its inputs, and embeddings by their vocabulary), and along ``fsdp`` with the
-largest side that is left. State lies as the parameter of its shape.
+Data is split in its first dimension, over the axes ``data`` and ``fsdp``. A parameter of two or more dimensions is
+split over ``tensor`` in the larger of its last two dimensions (in a decoder these are the outputs of weights that
+widen, the inputs of weights that narrow, and the vocabulary of embeddings), and over ``fsdp`` in the largest of the
+other dimensions. Optimizer state is split like a parameter of its shape.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from xla_core.contract.step_sharding import (
 DATA_AXES = ("data", "fsdp")
 AXES = (*DATA_AXES, "tensor")
 _LITTLE = 1 << 16
-"""Bytes of a parameter that is not worth splitting: sending the parts takes longer than reading the whole."""
+"""Smaller parameters, in bytes, are not split, as sending the parts takes longer than reading the whole."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """A mesh, and a spec for each input (None: as it is).
+    """A mesh, and a partition spec for each input (None: unchanged).
 
-    ``rows``: square weights lie along ``tensor`` with their inputs, not with their outputs.
+    ``rows``: square weights are split over ``tensor`` in their inputs, not in their outputs.
     """
 
     axes: Axes
@@ -41,22 +41,22 @@ class Split:
 
     @property
     def title(self) -> str:
-        """``fsdp=4,tensor=2``."""
+        """The mesh as text, such as ``fsdp=4,tensor=2``."""
         mesh = ",".join(f"{name}={size}" for name, size in self.axes)
         return f"{mesh} (square weights by rows)" if self.rows else mesh
 
 
 def batch_of(inputs: Sequence[StepInput]) -> int:
-    """The size that most of the data's first dimensions have; 0 where there is no data."""
+    """The most frequent size of the data's first dimensions, 0 without data."""
     sizes = collections.Counter(
         one.shape[0] for one in inputs if one.role == DATA and one.shape and not one.annotated
     )
-    # the first of those that are equally frequent: data comes in the order of its use
+    # of equally frequent sizes the first, as inputs are in the order of their use
     return max(sizes, key=lambda size: (sizes[size], size > 1), default=0)
 
 
 def splits(inputs: Sequence[StepInput], meshes: Sequence[Axes]) -> Iterator[Split]:
-    """Every way to split the inputs over one of the meshes, each once, none with an axis that nothing lies on."""
+    """All different ways to split the inputs over one of the meshes in which each axis splits something."""
     batch = batch_of(inputs)
     seen = set()
     for axes in meshes:
@@ -66,13 +66,13 @@ def splits(inputs: Sequence[StepInput], meshes: Sequence[Axes]) -> Iterator[Spli
             continue
         for rows in (False, True) if "tensor" in sizes else (False,):
             specs = tuple(_spec(one, sizes, batch, rows) for one in inputs)
-            if _lying(inputs, specs) >= sizes.keys() - {"data"} and (axes, specs) not in seen:
+            if _used_axes(inputs, specs) >= sizes.keys() - {"data"} and (axes, specs) not in seen:
                 seen.add((axes, specs))
                 yield Split(axes, specs, rows)
 
 
-def _lying(inputs: Sequence[StepInput], specs: Sequence[PartitionSpec | None]) -> set[str]:
-    """The axes that parameters lie on."""
+def _used_axes(inputs: Sequence[StepInput], specs: Sequence[PartitionSpec | None]) -> set[str]:
+    """The axes over which parameters are split."""
     own = (spec for one, spec in zip(inputs, specs, strict=True) if one.role == PARAMETER)
     return {axis for spec in own for entry in spec or () for axis in _axes_of(entry)}
 
@@ -113,7 +113,7 @@ def _weight(one: StepInput, sizes: Mapping[str, int], rows: bool) -> PartitionSp
 def part_of(
     shape: Sequence[int], spec: PartitionSpec | None, sizes: Mapping[str, int]
 ) -> list[int]:
-    """The shape of what one device holds."""
+    """The shape of one device's part of a value."""
     if spec is None:
         return list(shape)
     return [

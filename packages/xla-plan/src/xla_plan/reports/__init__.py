@@ -1,1 +1,1 @@
-"""Plans as tables and as a page."""
+"""Reports of plans: tables, and an HTML page."""

@@ -1,4 +1,4 @@
-"""Plans as one HTML page with plots, which needs nothing from elsewhere."""
+"""Plans as one self-contained HTML page with plots."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _GIB: Final = 1 << 30
 _LEFT: Final = 20
 _ROOM: Final = svg.WIDTH - 2 * _LEFT
 _LABEL, _BAR, _SPACE, _AXIS = 24, 20, 14, 48
-"""Heights: a candidate's name above its bars, a bar, what is left below them, the axis with its title."""
+"""Heights of a candidate's name, of a bar, of the space below the bars, and of the axis with its title."""
 
 
 def render(plans: Sequence[Plan], title: str) -> str:
-    """The page: memory by kind against the chip's, step times with their bounds, and the tables."""
+    """The page: memory by kind with the chip's limit, step times with their bounds, and the tables."""
     parts = ["<h2>HBM of one chip, GiB</h2>", _memory(plans)]
     if any(p.estimate is not None for p in plans):
         parts += ["<h2>Seconds of one step</h2>", _times(plans)]
@@ -51,7 +51,7 @@ def _names(plans: Sequence[Plan]) -> list[str]:
 
 
 def _memory(plans: Sequence[Plan]) -> str:
-    """A bar for each plan, made of its kinds, and a mark where the chip's memory ends."""
+    """A bar for each plan, stacked by kinds of memory, and a mark for the chip's memory."""
     sizes = [_kinds(p) for p in plans]
     series = [
         svg.Series(kind, colour, [size.get(kind, 0.0) for size in sizes])
@@ -82,7 +82,7 @@ def _kinds(plan: Plan) -> dict[str, float]:
 
 
 def _times(plans: Sequence[Plan]) -> str:
-    """What would take a step's time if nothing else did, and the step itself with its bounds."""
+    """For each plan the time of each resource, and the step time with its bounds."""
     rows = [
         (name, p.estimate)
         for name, p in zip(_names(plans), plans, strict=True)
@@ -116,21 +116,21 @@ def _bounds(estimate: Estimate, scale: _Scale, top: float) -> str:
 
 
 class _Scale:
-    """An axis from 0 to ``most``, to the right."""
+    """A horizontal axis from 0 to ``most``."""
 
     def __init__(self, most: float) -> None:
         self.most = most or 1.0
 
     def length(self, value: float) -> float:
-        """How long a value is."""
+        """The length of a bar for ``value``."""
         return _ROOM * value / self.most
 
     def x(self, value: float) -> float:
-        """Where a value is."""
+        """The horizontal position of ``value``."""
         return _LEFT + self.length(value)
 
     def drawing(self, bottom: float, shapes: Sequence[str], title: str) -> str:
-        """The axis under ``bottom``, its lines behind the shapes, and these."""
+        """The drawing: grid lines, ``shapes`` in front of them, and the axis below ``bottom``."""
         behind = [svg.rule(self.x(t), 0, self.x(t), bottom) for t in svg.ticks(self.most)]
         below = [
             svg.text(self.x(t), bottom + 18, svg.number(t), "middle", svg.GREY)

@@ -1,4 +1,4 @@
-"""Plans as tables on the terminal."""
+"""Prints plans as tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MOST_LINES: Final = 3
 
 
 def _bytes(size: float) -> str:
-    """Bytes in powers of 1024, as the chip's memory is given."""
+    """A number of bytes with a unit of powers of 1024, such as GiB."""
     return re.sub(
         r"([KMGTP]?)B$", lambda unit: f" {unit[1]}iB" if unit[1] else " B", render_bytes(size)
     )
 
 
 def show(plans: Sequence[Plan], console: Console) -> None:
-    """A summary of all candidates, then memory, time and collectives of each that was compiled."""
+    """Print a summary of all candidates, then memory, time and collectives of each that was compiled."""
     console.print(_summary(plans))
     for plan in plans:
         console.print()
@@ -62,14 +62,14 @@ def _table(title: str, columns: Iterable[str], left: Iterable[str] = ()) -> Tabl
 
 
 def seconds(value: float | None) -> str:
-    """A duration with three digits."""
+    """A duration with three digits, or ``?`` if it is unknown."""
     if value is None:
         return "?"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def percent(value: float | None) -> str:
-    """A share, or ``?`` if it is unknown."""
+    """A fraction in percent, or ``?`` if it is unknown."""
     return "?" if value is None else f"{value:.1%}"
 
 

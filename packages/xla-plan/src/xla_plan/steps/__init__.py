@@ -1,1 +1,1 @@
-"""The steps that are planned, and the process that measures one."""
+"""The steps that are planned, and the process that measures them."""

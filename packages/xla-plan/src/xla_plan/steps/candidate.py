@@ -1,4 +1,4 @@
-"""What is planned: a step function or a script, and the candidates (topology, mesh, options) to try it on."""
+"""The step to plan, a function or a script, and the candidates (topology, mesh, options) for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 MSG_MESH: Final = (
     "{text!r} is not a mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
 )
-MSG_SIZE: Final = "the mesh {mesh} has {size} places, {topology} has {count} devices"
+MSG_SIZE: Final = "the mesh {mesh} is for {size} devices, but {topology} has {count}"
 MSG_STEP: Final = (
     "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a "
     "script"
@@ -27,9 +27,9 @@ Mesh = tuple[tuple[str, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One topology, a mesh over all its devices (empty for a script, which makes its own), and options.
+    """A topology, a mesh over all its devices (empty for a script, which makes its own), and options.
 
-    ``options`` are keyword arguments of the step function.
+    ``options`` are keyword arguments of the step function (default: none).
     """
 
     topology: str
@@ -38,21 +38,21 @@ class Candidate:
 
     @property
     def mesh_text(self) -> str:
-        """``fsdp=16,tensor=2``."""
+        """The mesh as text, such as ``fsdp=16,tensor=2``."""
         return ",".join(f"{name}={size}" for name, size in self.mesh)
 
     @property
     def title(self) -> str:
-        """Everything in one line."""
+        """Topology, mesh and options in one line."""
         options = " ".join(f"{k}={v}" for k, v in self.options.items())
         return " ".join(filter(None, (self.topology, self.mesh_text, options)))
 
     def with_options(self, **options: object) -> Candidate:
-        """The same with some options replaced."""
+        """The same candidate with some options added or replaced."""
         return dataclasses.replace(self, options={**self.options, **options})
 
     def check(self, count: int) -> None:
-        """Raise ValueError if the mesh does not have ``count`` places."""
+        """Raise ValueError unless the mesh is empty or for ``count`` devices."""
         size = math.prod(n for _, n in self.mesh)
         if self.mesh and size != count:
             raise ValueError(
@@ -61,7 +61,7 @@ class Candidate:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """``fsdp=8,tensor=2`` as pairs. Raises ValueError that shows the form."""
+    """Parse ``fsdp=8,tensor=2`` to pairs. Raises ValueError, which shows the form, for other text."""
     pairs = [part.partition("=") for part in text.split(",")]
     if any(
         not name.strip().isidentifier() or not size.strip().isdecimal() for name, _, size in pairs
@@ -71,7 +71,7 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def parse_option(text: str) -> tuple[str, object]:
-    """``batch=2`` as a name and a value: Python's literal where it is one, a text otherwise."""
+    """Parse ``batch=2`` to a name and a value: a Python literal if it is one, otherwise a string."""
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
@@ -80,12 +80,12 @@ def parse_option(text: str) -> tuple[str, object]:
 
 
 def is_script(step: str) -> bool:
-    """Whether ``step`` names a file to run and no function in it."""
+    """Whether ``step`` names a file to run, not a function in it."""
     return step.endswith(".py")
 
 
 def step_home(step: str) -> str:
-    """The module or file that ``step`` is in. Raises ValueError if it names neither."""
+    """The module or file of ``step``. Raises ValueError if it names neither."""
     home, _, name = step.rpartition(":")
     if is_script(step):
         return step

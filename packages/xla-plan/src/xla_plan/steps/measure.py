@@ -1,4 +1,4 @@
-"""One candidate, measured: its step is built, recorded and compiled in this process."""
+"""Measures one candidate: builds, records and compiles its step in this process."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from xla_plan.steps.candidate import Candidate, Mesh, find_step, is_script
 from xla_plan.steps.step_flops import StepFlops
 
 MSG_NO_PROGRAM: Final = (
-    "{step} recorded nothing: a step function returns (model, optimizer, step), and calling step() records one "
+    "{step} recorded nothing. A step function returns (model, optimizer, step), and calling step() records one "
     "training step; a script runs steps and calls torch_xla.sync()"
 )
 MSG_NOT_A_STEP: Final = (
     "{step} returned {kind}; a step function takes a mesh and returns (model, optimizer, step), where the "
-    "optimizer may be None and a fourth element says the step's model FLOPs"
+    "optimizer may be None and an optional fourth element is the number of the step's model FLOPs"
 )
 
 
 def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> dict[str, object]:
-    """Build, record and compile; everything that the compiler and its program say, as plain numbers.
+    """Build, record and compile a step; returns the figures of its program, as plain numbers.
 
-    The environment names the topology (``worker`` sees to it). ``arguments`` are a script's. Raises what
-    the step function raises, RuntimeError with the compiler's message for a program that it refuses.
+    The environment names the topology (``plans.ask_worker`` sets it). ``arguments`` are those of a script. Raises
+    what the step function raises, and RuntimeError with the compiler's message if it refuses the program.
     """
     began = time.perf_counter()
     recorded: dict[str, object] = {"parts": {}, "model_flops": None, "recorded_flops": None}
@@ -52,7 +52,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
         compiled = [p for p in programs.all_programs() if p not in before]
     if not compiled:
         raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
-    # a script's training step is the program that runs most often, or the largest of those
+    # the training step of a script is the program that runs most often, or the largest of these
     program = max(compiled, key=lambda p: (p.runs, p.operations))
     figures = of_program(program, candidate)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -62,7 +62,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
         "seconds": {
             "all": time.perf_counter() - began,
             "compile": program.compile_seconds,
-            # of the whole process: what other work on the machine does not change
+            # of the whole process; it does not depend on other work on the machine
             "processor": used.ru_utime + used.ru_stime,
         },
         "from_cache": program.from_cache,
@@ -73,10 +73,10 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
 def shapes(
     step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """What is known of each mesh before anything is recorded: how the parameters are split, and their bytes.
+    """How the parameters are split over each mesh, and their bytes, without recording a step.
 
-    ``parameters`` of each row are pairs: the shape of the whole, and that of one chip's part. A mesh that the
-    step function refuses has an ``error``.
+    The ``parameters`` of a row are pairs of the whole shape and the shape of one chip's part. The row of a mesh
+    that the step function refuses has an ``error``.
     """
     xr.use_spmd()
     rows = []
@@ -96,7 +96,7 @@ def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
 
 
 def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], object], float | None]:
-    """What the step function made, its optimizer with the state of a later step."""
+    """Call the step function, and give its optimizer the state that it has after the first step."""
     make = find_step(step)
     mesh = None
     if candidate.mesh:
@@ -117,7 +117,7 @@ def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], obje
 
 
 def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[programs.StepProgram]]:
-    """Record a step and compile it: its bytes on one chip by kind and its FLOPs, and the programs before it."""
+    """Record a step and compile it; returns its bytes by kind and FLOPs, and the programs from before."""
     model, optimizer, run, flops = _built(step, candidate)
     before = programs.all_programs()
     count = StepFlops()
@@ -145,20 +145,20 @@ def _bytes_by_kind(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, in
         "parameters": _bytes_on_a_chip(model.parameters()),
         "buffers": _bytes_on_a_chip(model.buffers()),
         "optimizer state": _bytes_on_a_chip(values),
-        # a gradient lies as its parameter does
+        # a gradient is split like its parameter
         "gradients": _bytes_on_a_chip(trained) if optimizer is not None else 0,
         "count": sum(p.numel() for p in model.parameters()),
     }
 
 
 def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
-    """Of the parts that the first device holds, without the padding of layouts."""
+    """The bytes of the tensors' parts on the first device, without the padding of layouts."""
     different = {id(storage_of(t)): t for t in tensors if isinstance(t, XLATensor)}
     return sum(math.prod(_part(t)) * t.element_size() for t in different.values())
 
 
 def _part(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of what the first device holds of a tensor; the whole where it is still to be computed."""
+    """The shape of the first device's part of a tensor, or the whole shape if its value is pending."""
     storage = storage_of(tensor) if isinstance(tensor, XLATensor) else None
     if storage is None or storage.buffer is None:
         return tuple(tensor.shape)
@@ -169,7 +169,7 @@ def _part(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, object]:
-    """What one compiled program needs and does on one chip."""
+    """The figures of one compiled program on one chip."""
     devices = len(runtime.client().devices())
     slices = int(candidate.topology.partition("*")[2] or 1)
     return {
@@ -181,7 +181,7 @@ def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str,
 
 
 def _run_script(path: str, arguments: list[str]) -> None:
-    """Run a script as ``python script`` does; where it ends by itself does not matter."""
+    """Run a script as ``python script`` does; ``sys.exit`` ends it without an error."""
     former = sys.argv, list(sys.path)
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))

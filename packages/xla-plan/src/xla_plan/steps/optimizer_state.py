@@ -1,4 +1,4 @@
-"""The optimizer's state of a later step, as shapes: the step that is planned is none that makes it."""
+"""Gives an optimizer its state before the first step, as the planned step is a later one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch_xla.distributed.spmd as xs
 
 
 def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
-    """Give ``optimizer`` the state that it has after one step; one that has some is left as it is.
+    """Give ``optimizer`` the state that it has after one step, unless it has state already.
 
-    What it makes is seen on ``meta`` tensors. State of its parameter's shape is split as the parameter is,
-    the rest lies whole on every device; numbers that the optimizer keeps on the CPU have their values.
+    The state is found by a step on ``meta`` tensors. State of its parameter's shape is split like the parameter,
+    other state is replicated. State that the optimizer keeps on the CPU has its values.
     """
     if optimizer.state:
         return
@@ -31,7 +31,7 @@ def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
 def _on_meta(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[torch.optim.Optimizer, list[tuple[object, object]]]:
-    """The optimizer with parameters and gradients that are shapes, and which stands for which."""
+    """A copy of the optimizer with meta parameters and gradients, and the pairs of both kinds of parameters."""
     pairs: list[tuple[object, object]] = []
     groups = []
     for group in optimizer.param_groups:

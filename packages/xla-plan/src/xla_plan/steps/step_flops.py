@@ -1,4 +1,4 @@
-"""Floating-point work of a step as its model defines it, counted while it is recorded."""
+"""Counts the FLOPs of a step's products while it is recorded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils.flop_counter import flop_registry
 from xla_core.extension_api.autograd import current_backward
 
 _BACKWARD_TIMES: Final = 2
-"""A product's backward pass has two products of its size: one for each operand's gradient."""
+"""A product's backward pass has two products of its size, one for the gradient of each operand."""
 
 
 def _attention(products: int) -> Callable[..., int]:
     def flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object) -> int:
-        # positions that a causal mask hides count, as in PaLM's and MaxText's figures
+        # positions that a causal mask hides are counted, as in PaLM's and MaxText's figures
         return products * 2 * math.prod(q.shape[:-2]) * q.shape[-2] * k.shape[-2] * q.shape[-1]
 
     return flops
@@ -28,7 +28,7 @@ _KERNELS: Final[Mapping[str, Callable[..., int]]] = {
     "xla::flash_attention_forward": _attention(2),
     "xla::splash_attention_forward": _attention(2),
 }
-"""Kernels of ``torch.ops.xla`` that torch's own registry does not know, by their forward operators."""
+"""The kernels of ``torch.ops.xla`` by their forward operators, which are not in torch's own registry."""
 
 
 _TO_PART: Final = "xla_spmd::to_shard"
@@ -36,10 +36,10 @@ _TO_PART: Final = "xla_spmd::to_shard"
 
 
 class StepFlops(TorchDispatchMode):
-    """Counts, as a context, the products of a step: those before and those inside its backward pass.
+    """A context that counts the FLOPs of products: ``forward`` outside and ``backward`` inside the backward pass.
 
-    ``model`` is what model FLOP utilisation is measured by: the forward pass three times. What is computed
-    again in the backward pass (rematerialization) is not in it.
+    ``model`` is the number for model FLOP utilization, three times that of the forward pass, without the products
+    that are computed again in the backward pass (rematerialization).
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class StepFlops(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operator, and count it."""
+        """Run the operator, and count its FLOPs."""
         result = func(*args, **(kwargs or {}))
         packet = getattr(func, "overloadpacket", func)
         name = getattr(packet, "_qualified_op_name", "")
         if name == _TO_PART:
-            # what follows is recorded for the part that one chip has
+            # the following kernels are recorded for one chip's part
             self._wholes[tuple(result.shape)] = math.prod(args[0].shape) // max(1, result.numel())
             return result
         kernel = _KERNELS.get(name)
@@ -78,5 +78,5 @@ class StepFlops(TorchDispatchMode):
 
     @property
     def model(self) -> int:
-        """FLOPs of the whole step on all chips; of the forward pass alone where nothing went backward."""
+        """The FLOPs of the step on all chips; those of the forward pass if there is no backward pass."""
         return self.forward * (1 + _BACKWARD_TIMES) if self.backward else self.forward

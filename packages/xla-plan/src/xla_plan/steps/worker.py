@@ -1,7 +1,7 @@
 """The process that measures: ``python -m xla_plan.steps.worker REQUEST RESULT`` (two files of JSON).
 
-A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or
-``meshes``, for which it is only looked at.
+A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or ``meshes``,
+for which only the shapes of parameters are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_THE_USERS: Final = frozenset(
 
 
 def main(request: str, result: str) -> int:
-    """Read what to measure, and write the figures, or what went wrong."""
+    """Read the request, and write the figures or the error; returns the exit status."""
     question: dict[str, object] = json.loads(Path(request).read_text())
     try:
         answer = _answer(question)
@@ -34,7 +34,7 @@ def main(request: str, result: str) -> int:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, with the innermost line of the user's code that it passed."""
+    """An error in one line, with the innermost line of the user's code in its traceback."""
     text = f"{type(error).__name__}: {error}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""torch_xla.amp.syncfree: optimizers that skip a step with infinite gradients without asking the device."""
+"""torch_xla.amp.syncfree: optimizers that skip a step with infinite gradients without reading a value."""
 
 from __future__ import annotations
 

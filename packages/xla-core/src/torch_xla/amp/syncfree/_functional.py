@@ -1,4 +1,4 @@
-"""torch_xla.amp.syncfree._functional: steps over lists of tensors."""
+"""torch_xla.amp.syncfree._functional: optimizer steps over lists of tensors."""
 
 from __future__ import annotations
 

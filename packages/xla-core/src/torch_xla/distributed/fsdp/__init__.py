@@ -1,4 +1,4 @@
-"""torch_xla.distributed.fsdp: parameters split over the replicas (package xla-dist)."""
+"""torch_xla.distributed.fsdp: parameters sharded over the replicas (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.distributed.fsdp._init_utils: how models without memory get their values (package xla-dist)."""
+"""torch_xla.distributed.fsdp._init_utils: its functions raise errors that say how to initialize meta modules."""
 
 from __future__ import annotations
 

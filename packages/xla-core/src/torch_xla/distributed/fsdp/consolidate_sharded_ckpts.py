@@ -1,4 +1,4 @@
-"""``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``: one checkpoint from all (xla-dist)."""
+"""``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``: merges sharded checkpoints (xla-dist)."""
 
 from __future__ import annotations
 

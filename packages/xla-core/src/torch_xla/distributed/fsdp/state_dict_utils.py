@@ -1,4 +1,4 @@
-"""torch_xla.distributed.fsdp.state_dict_utils: whole models from their parts (package xla-dist)."""
+"""torch_xla.distributed.fsdp.state_dict_utils: merges sharded state dicts (package xla-dist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla.distributed.fsdp.xla_flatten_params_wrapper: names in state dicts (package xla-dist)."""
+"""torch_xla.distributed.fsdp.xla_flatten_params_wrapper: renames entries of state dicts (package xla-dist)."""
 
 from __future__ import annotations
 

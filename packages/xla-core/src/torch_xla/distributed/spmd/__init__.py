@@ -1,4 +1,4 @@
-"""torch_xla.distributed.spmd (xs): tensors split over a mesh of devices; from the package xla-spmd."""
+"""torch_xla.distributed.spmd (xs): tensors sharded over a mesh of devices; from the package xla-spmd."""
 
 from __future__ import annotations
 

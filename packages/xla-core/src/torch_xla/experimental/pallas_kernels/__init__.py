@@ -1,4 +1,4 @@
-"""torch_xla.experimental.pallas_kernels: kernels as functions of jax arrays."""
+"""torch_xla.experimental.pallas_kernels: torch_xla's kernels as functions on jax arrays."""
 
 from __future__ import annotations
 

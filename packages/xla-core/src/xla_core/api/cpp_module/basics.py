@@ -1,4 +1,4 @@
-"""Names of torch_xla's C++ module ``_XLAC`` that Python code calls directly, as far as they exist here."""
+"""Names of torch_xla's C++ module ``_XLAC`` that Python code calls directly: steps, tensor ids, donation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
 
 MSG_VIEW: Final = "a view has no memory of its own; take the pointer of its clone()"
-MSG_POINTER: Final = "the device {device} tells no addresses of its buffers"
+MSG_POINTER: Final = "the device {device} does not report the addresses of its buffers"
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 
 
@@ -44,7 +44,7 @@ def _xla_get_default_device() -> str:
 
 
 def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
-    """A number that tensors sharing a storage have in common, and no others do while they live."""
+    """A number that is the same for all tensors on one storage, and different for other live tensors."""
     return id(_on_xla(tensor)._s)
 
 
@@ -54,9 +54,9 @@ def _xla_sync_multi(
     wait: bool = True,
     sync_xla_data: bool = True,
 ) -> None:
-    """Run what is pending on the devices of ``tensors``; with ``wait`` until it is done.
+    """Run all pending operations on the devices of ``tensors``; with ``wait`` return when they have finished.
 
-    One program computes everything that is pending there, not ``tensors`` alone.
+    ``devices`` and ``sync_xla_data`` are accepted and have no effect.
     """
     del devices, sync_xla_data
     for device in dict.fromkeys(_on_xla(t)._s.trace.device for t in tensors):
@@ -83,22 +83,22 @@ def _xla_real_devices(devices: Sequence[str] = ()) -> list[str]:
 
 
 def _xla_runtime_is_initialized() -> bool:
-    """Whether the device client runs."""
+    """Whether the device client is running."""
     return runtime.started()
 
 
 def _init_computation_client() -> None:
-    """Start the device client, unless it runs."""
+    """Start the device client, unless it is running."""
     runtime.client()
 
 
 def _xla_computation_cache_is_initialized() -> bool:
-    """Whether programs were compiled or loaded: too late for ``xr.initialize_cache``."""
+    """Whether programs have been compiled or loaded; then it is too late for ``xr.initialize_cache``."""
     return bool(program_table.all_programs())
 
 
 def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """For each tensor, whether its value is recorded and not computed yet; False for other devices."""
+    """For each tensor whether its value is recorded but not computed yet; False for tensors on other devices."""
     return [isinstance(t, XLATensor) and _pending(t) for t in tensors]
 
 
@@ -110,14 +110,14 @@ def _pending(tensor: XLATensor) -> bool:
 def _xla_user_computation(
     name: str, tensors: Sequence[torch.Tensor], computation: XlaComputation
 ) -> list[torch.Tensor]:
-    """The results of a computation of ``xla_builder`` for these tensors, as one operation of the step."""
+    """Record a computation of ``xla_builder`` on ``tensors`` as one operation of the step; returns its results."""
     return computation.run(name, tensors)
 
 
 def _is_placecholder(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no value to give (torch_xla's own spelling).
+    """Whether a tensor has no value (the spelling is torch_xla's).
 
-    ``create_placeholder_tensor`` made it, or its value was given away and a program has reused its memory.
+    Either ``create_placeholder_tensor`` made it, or its buffer was donated and a program has reused the memory.
     """
     if not isinstance(tensor, XLATensor):
         return False
@@ -125,7 +125,7 @@ def _is_placecholder(tensor: torch.Tensor) -> bool:
 
 
 def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
-    """Mark the value of a tensor as given away, see ``buffer_donation``; False while it is pending."""
+    """Mark a tensor's buffer as one to donate, see ``buffer_donation``; returns False for a pending tensor."""
     counters.increment("XlaSetBufferDonation")
     storage = _on_xla(tensor)._s
     deferred_steps.finish(storage.trace)
@@ -133,17 +133,17 @@ def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
 
 
 def _get_buffer_donation(tensor: torch.Tensor) -> bool:
-    """Whether the value of a tensor is marked as given away."""
+    """Whether a tensor's buffer is marked as one to donate."""
     storage = _on_xla(tensor)._s
     deferred_steps.finish(storage.trace)
     return buffer_donation.is_marked(storage.buffer)
 
 
 def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
-    """The address of a tensor's value in device memory, which is computed first if it is pending.
+    """The address of a tensor's buffer in device memory; a pending value is computed first.
 
-    It is valid while the tensor keeps this value. Raises RuntimeError for a view, which has no memory of
-    its own, and where the device tells no address.
+    The address is valid until the tensor gets another value. Raises RuntimeError for a view, which has no buffer of
+    its own, and if the device does not report addresses.
     """
     s = _on_xla(tensor)._s
     if _on_xla(tensor)._v is not None:
@@ -160,15 +160,15 @@ def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
 
 
 def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Say that a dimension has another size from step to step, as ``torch_xla.experimental.mark_dynamic`` does.
+    """Declare that dimension ``dim`` varies from step to step, as ``torch_xla.experimental.mark_dynamic`` does.
 
-    The tensor keeps its size, and programs are for all sizes up to a bound: docs/shapes.md.
+    The tensor keeps its size; programs serve all sizes up to a bound (docs/shapes.md).
     """
     mark_dynamic(_on_xla(tensor), dim)
 
 
 def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """The size of a dimension as an int32 tensor without dimensions, on the tensor's device."""
+    """The size of dimension ``dim`` as an int32 tensor of shape (), on the tensor's device."""
     return torch.full((), _on_xla(tensor).shape[dim], dtype=torch.int32, device=tensor.device)
 
 

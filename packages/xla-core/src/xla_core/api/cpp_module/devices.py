@@ -1,4 +1,4 @@
-"""Names of torch_xla's C++ module ``_XLAC`` that tell of devices, processes and replicas."""
+"""Names of torch_xla's C++ module ``_XLAC`` about devices, processes and replicas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from xla_core.recording.xla_tensor import XLATensor
 
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 MSG_SPMD_LATE: Final = (
-    "the devices of this process are in use one by one, and one program over all of them needs the "
-    "package xla-spmd and torch_xla.runtime.use_spmd() at the start of the script"
+    "this process already uses its devices one by one; for programs over all of them, install the "
+    "package xla-spmd and call torch_xla.runtime.use_spmd() at the start of the script"
 )
 
 
@@ -44,9 +44,9 @@ def _xla_get_default_device_ordinal() -> int:
 
 
 def _xla_set_default_device(device: str) -> str:
-    """Make ``device`` (``'xla:1'``) the calling thread's current device; gives the former one's name.
+    """Make ``device`` (``'xla:1'``) the calling thread's current device; returns the name of the former one.
 
-    Raises RuntimeError for a device that is not there.
+    Raises RuntimeError for a device that does not exist.
     """
     former = str(xla_model.device())
     xla_model.device(int(runtime.trace_of(device).device.index))
@@ -54,7 +54,7 @@ def _xla_set_default_device(device: str) -> str:
 
 
 def _xla_get_device_ordinal(device: str) -> int:
-    """The index in a device's name: of ``'xla:1'``, or of the runtime's ``'CPU:1'``."""
+    """The index of the ``xla`` device with this name: ``'xla:1'``, or the runtime's ``'CPU:1'``."""
     kind, _, number = device.partition(":")
     if kind.lower() == "xla":
         return int(runtime.trace_of(device).device.index)
@@ -62,14 +62,14 @@ def _xla_get_device_ordinal(device: str) -> int:
 
 
 def _xla_get_device_hw_type(tensor: torch.Tensor) -> str:
-    """``'CPU'``, ``'TPU'``, ...: the hardware that a tensor is on. Raises RuntimeError for no xla tensor."""
+    """``'CPU'``, ``'TPU'``, ...: the hardware of a tensor's device. Raises RuntimeError unless it is ``xla``."""
     if not isinstance(tensor, XLATensor):
         raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
     return xla_model.device_hardware(tensor.device)
 
 
 def _xla_get_platform_version() -> str:
-    """What the running client says of its version and its plugin's, line by line."""
+    """The versions and flags that the device client reports, as lines ``name: value``."""
     return "\n".join(f"{k}: {v}" for k, v in sorted(runtime.client().fingerprint().items()))
 
 
@@ -84,43 +84,43 @@ def _xla_set_rng_seed(seed: int = 101, device: str = "") -> None:
 
 
 def _get_seed_info_id() -> int:
-    """The id of the random state among a graph's inputs; no tensor has the same id."""
+    """The id that stands for the random state among a graph's inputs; it is no tensor's id."""
     return -127389
 
 
 def _get_base_seed_as_tensor(device: str = "") -> torch.Tensor:
-    """The random state of one device as an int64 tensor without dimensions on it."""
+    """The random state of one device (default: the current one) as an int64 tensor of shape () there."""
     trace = runtime.trace_of(device or None)
     return torch.tensor(xla_model.get_rng_state(trace.device), device=trace.device)
 
 
 def _xla_get_replication_devices() -> list[str]:
-    """The runtime's names of the replicas' devices; empty where this one is alone."""
+    """The runtime's names of the replicas' devices; empty without replicas."""
     kind = runtime.device_type()
     return [f"{kind}:{i}" for i in runtime.trace_of(None).backend.replicas]
 
 
 def _xla_get_replication_devices_count() -> int:
-    """How many replicas train together; 0 where this one is alone."""
+    """The number of replicas that train together; 0 without replicas."""
     return len(_xla_get_replication_devices())
 
 
 def _xla_set_replication_devices(devices: Sequence[str]) -> None:
-    """Let devices with these runtime names be the replicas, in this order; none: each is on its own."""
+    """Make the devices with these runtime names the replicas, in this order; an empty list means no replicas."""
     known = _xla_get_all_devices()
     ids = [d.id for d in runtime.client().devices()]
     runtime.set_replicas([ids[known.index(d)] for d in devices])
 
 
 def _xla_get_spmd_config_is_locked() -> bool:
-    """Whether it is decided how devices are shown, each or all as one: the client runs."""
+    """Whether the client runs, so that it is settled whether each device or all as one are ``xla`` devices."""
     return runtime.started()
 
 
 def _xla_force_spmd_device() -> None:
-    """Show all devices as one, as ``xr.use_spmd()`` does.
+    """Make one ``xla`` device of all devices, as ``xr.use_spmd()`` does.
 
-    Raises RuntimeError once the client runs without that: ``use_spmd()`` can change it then, too.
+    Raises RuntimeError if the client runs already with separate devices; call ``use_spmd()`` then.
     """
     if spmd_mode.is_spmd():
         return
@@ -130,13 +130,13 @@ def _xla_force_spmd_device() -> None:
 
 
 def _prepare_to_exit() -> None:
-    """Wait until the programs that were launched have finished; nothing is started for it."""
+    """Wait until all launched programs have finished; does not start the client."""
     if runtime.started():
         runtime.wait()
 
 
 def _get_git_revs() -> dict[str, str]:
-    """``'torch'``: PyTorch's revision; ``'xla'``: empty, as there is no build of this project."""
+    """The git revisions of PyTorch (``'torch'``) and of this project (``'xla'``: empty, as nothing is built)."""
     return {"torch": str(getattr(torch.version, "git_version", None) or ""), "xla": ""}
 
 

@@ -1,7 +1,7 @@
-"""Names of torch_xla's C++ module ``_XLAC`` about what is recorded: hashes, inputs, programs run again.
+"""Names of torch_xla's C++ module ``_XLAC`` about recorded graphs: their hashes, inputs and compiled programs.
 
-Bridges of compilers and serving code take a graph apart with them: ``_get_graph_hash`` names it,
-``_get_tensors_xla_device_data_node`` gives its inputs, ``_xla_warm_up_cache`` compiles it, and
+Compiler bridges and serving code use them: ``_get_graph_hash`` identifies a graph,
+``_get_tensors_xla_device_data_node`` returns its inputs, ``_xla_warm_up_cache`` compiles it, and
 ``_run_cached_graph`` runs it on other inputs.
 """
 
@@ -49,7 +49,10 @@ MSG_SESSION: Final = "no session is open; call _dynamic_shape_detector_start_ses
 
 
 def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """16 bytes that are equal for equal graphs, in every process; numbers that may change do not count."""
+    """A hash of 16 bytes of the graph that computes ``tensors``, the same for equal graphs in all processes.
+
+    Graphs that differ only in lifted numbers, such as learning rates, are equal.
+    """
     with graph_of(tensors) as (_, entries, outputs):
         return _hash(entries, outputs)
 
@@ -91,11 +94,11 @@ def _hash(entries: Sequence[Entry], outputs: Sequence[int]) -> bytes:
 def _get_tensors_xla_device_data_node(
     output_tensors: Sequence[torch.Tensor], uncloned_tensors: Sequence[torch.Tensor] = ()
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """The values in device memory that compute ``output_tensors``: tensor ids, and tensors with them.
+    """The inputs of the graph that computes ``output_tensors``: their tensor ids, and tensors with their values.
 
-    The ids are those that ``_xla_get_tensor_id`` gives of the tensors that the graph read; the order is that
-    in which ``_run_cached_graph`` takes them. ``uncloned_tensors`` are given as they are where they are
-    among the inputs, the others as new tensors of the same value. Nothing runs.
+    The ids are those of ``_xla_get_tensor_id``; the order is that in which ``_run_cached_graph`` takes the inputs.
+    An input that is one of ``uncloned_tensors`` is returned as that tensor, any other as a new tensor with the same
+    value. Nothing runs.
     """
     own = {id(t._s): t for t in uncloned_tensors if isinstance(t, XLATensor)}
     ids, tensors = [], []
@@ -111,9 +114,9 @@ def _get_tensors_xla_device_data_node(
 
 
 def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """A number for each tensor's buffer in device memory: equal for tensors that share one.
+    """For each tensor the id of its buffer in device memory; tensors that share a buffer have the same.
 
-    What is pending is run first. Raises RuntimeError for a buffer that was given away.
+    Pending operations run first. Raises RuntimeError for a tensor whose buffer was donated.
     """
     handles = []
     for tensor in tensors:
@@ -131,8 +134,8 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _is_deleted(buffer: Buffer) -> bool:
-    ask = getattr(buffer, "is_deleted", None)
-    return ask is not None and bool(ask())
+    is_deleted = getattr(buffer, "is_deleted", None)
+    return is_deleted is not None and bool(is_deleted())
 
 
 def _on_xla(tensor: torch.Tensor) -> XLATensor:
@@ -142,7 +145,7 @@ def _on_xla(tensor: torch.Tensor) -> XLATensor:
 
 
 def _check_device_tensor_need_materialization(device: str = "") -> list[bool]:
-    """For each tensor that the current step of a device has met and that is alive, whether it is pending."""
+    """For each live tensor that the current step of a device reads or computes, whether it is pending."""
     trace = runtime.trace_of(device or None)
     with trace.lock:
         pending = {id(s) for s in run_step.wanted(trace)[0]}
@@ -150,11 +153,13 @@ def _check_device_tensor_need_materialization(device: str = "") -> list[bool]:
 
 
 def _unique_id_for_ir_and_data(tensor: torch.Tensor) -> str:
-    """A text that two tensors have in common while they show the same value."""
+    """A text that identifies a tensor's value: tensors have the same one only if they show the same value."""
     xla = _on_xla(tensor)
     storage = xla._s
     if storage.trace.is_pending(storage):
         value = f"ir:{storage.trace.device}:{storage.epoch}:{storage.vid}"
+    elif storage.buffer is None or storage.buffer is PLACEHOLDER:  # of many storages
+        value = f"storage:{id(storage)}"
     else:
         value = f"data:{id(storage.buffer)}"
     return value if xla._v is None else f"{value}:view:{id(xla._v)}"
@@ -165,7 +170,12 @@ def _unique_id_for_ir_and_data(tensor: torch.Tensor) -> str:
 
 @dataclasses.dataclass(slots=True)
 class _Cached:
-    """A compiled graph: where each result is, and what its arguments are made of."""
+    """A compiled graph: its program, and how to make the program's arguments.
+
+    ``inputs`` are the shapes and dtypes of the step's inputs, ``given`` the positions of those that a caller gives.
+    ``results`` has the value number, shape and dtype of each result. ``floats`` and ``ints`` are the lifted
+    numbers, and ``seeds`` the positions of random seeds among the ints.
+    """
 
     trace: Trace
     program: StepProgram
@@ -177,7 +187,7 @@ class _Cached:
     seeds: list[int]
 
     def arguments(self, tensors: Sequence[XLATensor]) -> list[Any]:
-        """The program's arguments for these inputs; those that the results do not need are zeros."""
+        """The program's arguments for these inputs; inputs that the results do not depend on are zeros."""
         backend = self.trace.backend
         buffers: list[object] = [None] * len(self.inputs)
         for position, tensor in zip(self.given, tensors, strict=True):
@@ -203,9 +213,9 @@ _cached: caches.Bounded[bytes, _Cached] = caches.Bounded("graphs of _xla_warm_up
 
 
 def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
-    """Compile what is pending on the devices of ``tensors``, without running it.
+    """Compile the pending operations on the devices of ``tensors``, without running them.
 
-    The next sync finds it, and ``_run_cached_graph`` runs the graph of ``tensors`` on other inputs.
+    The next sync uses the program, and ``_run_cached_graph`` runs the graph of ``tensors`` on other inputs.
     """
     del devices
     given = [_on_xla(t) for t in tensors]
@@ -249,11 +259,11 @@ def _seeds(entry: Operation) -> list[Lift]:
 
 
 def _run_cached_graph(hash: bytes, graph_inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of the graph with this hash for other inputs, as tensors of their own.
+    """Run the graph with this hash on other inputs, and return its results as new tensors.
 
-    ``graph_inputs`` are in the order of ``_get_tensors_xla_device_data_node``. Numbers of the graph are those
-    of when it was compiled; random numbers are new ones. Raises RuntimeError for an unknown hash, another
-    number of inputs, or another shape or dtype.
+    ``graph_inputs`` are in the order of ``_get_tensors_xla_device_data_node``. Lifted numbers have the values of
+    when the graph was compiled; random numbers are new. Raises RuntimeError for an unknown hash, another number of
+    inputs, or an input of another shape or dtype.
     """
     known = _cached.get(bytes(hash))
     if known is None:
@@ -288,7 +298,7 @@ def _run_cached_graph(hash: bytes, graph_inputs: Sequence[torch.Tensor]) -> list
 
 
 def _clear_pending_irs(device: str = "") -> None:
-    """Forget what is pending on a device: tensors that it would have given a value are placeholders."""
+    """Drop the pending operations of a device; tensors that they would have computed become placeholders."""
     trace = runtime.trace_of(device or None)
     with trace.lock:
         alive = run_step.wanted(trace)[0]
@@ -300,7 +310,7 @@ def _clear_pending_irs(device: str = "") -> None:
 
 
 def _run_stablehlo(bytecode: bytes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a StableHLO module (bytecode) for these tensors, as one operation of the step."""
+    """Record a StableHLO module (bytecode) as one operation of the step on ``tensors``, and return its results."""
     return from_module("stablehlo", bytecode).run("xla::run_stablehlo", tensors)
 
 
@@ -310,7 +320,7 @@ def _get_stablehlo(
     devices: Sequence[str] = (),
     emit_bytecode: bool = False,
 ) -> bytes:
-    """What computes ``tensors`` (none: all that is pending), as StableHLO text, or as bytecode."""
+    """The graph that computes ``tensors`` (all pending operations if empty), as StableHLO text or bytecode."""
     del device, devices
     if emit_bytecode:
         return stablehlo_bytecode(tensors or None)
@@ -318,19 +328,19 @@ def _get_stablehlo(
 
 
 def _get_xla_tensors_hlo_proto(tensors: Sequence[torch.Tensor]) -> bytes:
-    """What computes ``tensors``, as a serialized HloModuleProto."""
+    """The graph that computes ``tensors``, as a serialized HloModuleProto."""
     return hlo_primitives.hlo_proto(stablehlo_bytecode(tensors or None))
 
 
 def _xla_sync_live_tensors(
     device: str = "", devices: Sequence[str] = (), wait: bool = True
 ) -> None:
-    """Run what is pending on one device (default: the current one); the step closures do not run."""
+    """Run the pending operations of one device (default: the current one), without the step closures."""
     del devices
     runtime.sync(runtime.trace_of(device or None).device, wait=wait)
 
 
-# -- how many graphs a function has ----------------------------------------------------------------
+# -- counting the graphs of a session --------------------------------------------------------------
 
 
 class _Detector:
@@ -340,7 +350,7 @@ class _Detector:
 
 
 def _dynamic_shape_detector_set_max_different_graphs(max_different_graphs: int) -> None:
-    """Let a session have at most this number of different graphs. Raises ValueError for less than 1."""
+    """Set how many different graphs a session may have (at first 1). Raises ValueError for less than 1."""
     if max_different_graphs < 1:
         raise ValueError(compile_decorator.MSG_LIMIT.format(got=max_different_graphs))
     _Detector.limit = int(max_different_graphs)
@@ -352,17 +362,17 @@ def _dynamic_shape_detector_get_max_different_graphs() -> int:
 
 
 def _dynamic_shape_detector_start_session(name: str) -> None:
-    """What is recorded from now on belongs to the session ``name``; what was pending is run before."""
+    """Run the pending operations, and begin the session ``name``: what is recorded next belongs to it."""
     runtime.sync()
     _Detector.open = name
     _Detector.sessions.setdefault(name, [])
 
 
 def _dynamic_shape_detector_end_session() -> None:
-    """Note the graph recorded since the session began, and end it; nothing is run.
+    """End the session, and remember the graph recorded since it began; nothing runs.
 
-    Raises RuntimeError, naming the first operation that differs, when it is one graph more than allowed, and
-    where no session is open.
+    Raises RuntimeError, naming the first operation that differs, if that is one graph too many, and if no session
+    is open.
     """
     name, _Detector.open = _Detector.open, None
     if name is None:
@@ -373,17 +383,17 @@ def _dynamic_shape_detector_end_session() -> None:
 
 
 def _dynamic_shape_detector_remove_session(name: str) -> None:
-    """Forget a session's graphs. Raises KeyError for an unknown one."""
+    """Forget the graphs of a session. Raises KeyError for an unknown session."""
     del _Detector.sessions[name]
 
 
 def _xla_get_tensor_view_alias_id(tensor: torch.Tensor) -> int:
-    """A number that the views of one tensor have in common, and no others do while they live."""
+    """A number that is the same for all views of one tensor, and different for other live tensors."""
     return id(_on_xla(tensor)._s)
 
 
 def _init_xla_lazy_backend() -> None:
-    """Start the device client, unless it runs."""
+    """Start the device client, unless it is running."""
     xla_model.devices()
 
 

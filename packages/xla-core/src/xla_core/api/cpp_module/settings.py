@@ -1,4 +1,4 @@
-"""Names of torch_xla's C++ module ``_XLAC`` that set how the process records, names and runs its steps."""
+"""Names of torch_xla's C++ module ``_XLAC`` for settings of recording, naming and running steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xla_core.recording.source_location import Detail, SourceLocation
 from xla_core.recording.xla_tensor import XLATensor
 
 MSG_SPECIAL: Final = (
-    "0 and 1 are always constants of a program here; what can be chosen is whether all numbers are: "
+    "0 and 1 are always constants of a program here; to make all numbers constants, call "
     "_set_xla_all_numbers_special_scalars(True)"
 )
 MSG_FORBIDDEN: Final = (
@@ -35,10 +35,10 @@ def _get_xla_all_numbers_special_scalars() -> bool:
 
 
 def _set_xla_all_numbers_special_scalars(on: bool) -> None:
-    """Let every number be a constant of the programs recorded from now on, or not (the default).
+    """Choose whether every number is a constant of programs recorded from now on (at first: False).
 
-    A compiler then sees all of them in the program; a step with another number is another program. Seeds of
-    random operators stay arguments.
+    With constants the compiler knows all numbers, and a step with another number needs another program. Seeds of
+    random operators remain arguments.
     """
     plan.make_scalars_constants(on)
 
@@ -63,36 +63,36 @@ def _get_allow_execution() -> bool:
 
 
 def _set_allow_execution(allow: bool) -> None:
-    """With False what the calling thread has pending may not run: RuntimeError where it would."""
+    """With False, running the calling thread's pending operations raises RuntimeError, until it is set to True."""
     for trace in runtime.traces():
         with trace.lock:
             trace.forbid(None if allow else MSG_FORBIDDEN)
 
 
 def _get_current_graph_name() -> str:
-    """The name of the graph that is being recorded, or an empty text."""
+    """The name of the graph that is being recorded, or an empty string."""
     return runtime.trace_of(None).graph_name or ""
 
 
 def _set_current_graph_name(name: str) -> None:
-    """Let debug output call what the calling thread records from now on ``name``; empty: nothing."""
+    """Set the name in debug output of graphs that the calling thread records from now on; empty: no name."""
     for trace in runtime.traces():
         with trace.lock:
             trace.name_graph(name or None)
 
 
 def _get_use_eager_mode() -> bool:
-    """Whether every operator runs when it is called."""
+    """Whether every operator runs at once when it is called."""
     return eager_mode.is_on()
 
 
 def _set_use_eager_mode(on: bool) -> None:
-    """Run every operator when it is called, or record again; what is pending is run first."""
+    """Switch eager mode on or off; pending operations run first."""
     eager_mode.switch(bool(on))
 
 
 def _xla_get_enable_alias_with_buffer_donor_config(device: str = "") -> bool:
-    """Whether marks of ``_set_buffer_donation`` count; one setting for all devices."""
+    """Whether marks of ``_set_buffer_donation`` have an effect; one setting for all devices."""
     del device
     return buffer_donation.aliasing()
 
@@ -100,7 +100,7 @@ def _xla_get_enable_alias_with_buffer_donor_config(device: str = "") -> bool:
 def _xla_set_enable_alias_with_buffer_donor_config(
     enable_user_config_alias: bool = False, device: str = ""
 ) -> None:
-    """Let marks of ``_set_buffer_donation`` count from now on, or not; one setting for all devices."""
+    """Choose whether marks of ``_set_buffer_donation`` have an effect; one setting for all devices."""
     del device
     buffer_donation.set_aliasing(enable_user_config_alias)
 
@@ -111,10 +111,10 @@ def _xla_set_enable_alias_with_buffer_donor_config(
 def _set_xla_custom_op_name_prefix(
     tensor: torch.Tensor, prefix: str, max_call_stack_depth: int = -1
 ) -> bool:
-    """Let the operation that makes ``tensor`` be called ``prefix`` + its name in programs made from now on.
+    """Put ``prefix`` in front of the name of the operation that computes ``tensor``, in programs made from now on.
 
-    Returns False for a tensor that is no pending result of an operation. ``max_call_stack_depth`` is how many
-    Python frames stay with it, from the inside: 0 none, a negative number all that are known.
+    ``max_call_stack_depth`` is how many of its Python frames are kept, innermost first: 0 for none, a negative
+    number (default: -1) for all. Returns False for a tensor that is not the pending result of an operation.
     """
     if not isinstance(tensor, XLATensor):
         return False
@@ -122,24 +122,26 @@ def _set_xla_custom_op_name_prefix(
     with trace.lock, trace.turns.showing(tensor._s):
         if not trace.is_pending(tensor._s):
             return False
-        maker = _maker(trace.cur, trace.value_of(tensor))
-        if maker is None:
+        operation = _operation_of(trace.cur, trace.value_of(tensor))
+        if operation is None:
             return False
-        maker.relocate(_named(maker.where, prefix.rstrip("/"), max_call_stack_depth))
+        location = _in_scope(operation.where, prefix.rstrip("/"), max_call_stack_depth)
+        operation.relocate(location)
     if source_location.detail() is Detail.NONE:
         source_location.set_detail(Detail.SCOPES)
     return True
 
 
-def _maker(last: Entry, vid: int) -> Operation | None:
-    """The operation that computes a value; None for an input."""
+def _operation_of(last: Entry, vid: int) -> Operation | None:
+    """The operation that computes the value ``vid`` in the step that ends with ``last``; None for an input."""
     entry: Entry | None = last
     while entry is not None and entry.first > vid:
         entry = entry.parent
     return entry if isinstance(entry, Operation) else None
 
 
-def _named(where: SourceLocation | None, scope: str, depth: int) -> SourceLocation:
+def _in_scope(where: SourceLocation | None, scope: str, depth: int) -> SourceLocation:
+    """``where`` with another scope, and at most ``depth`` frames unless that is negative."""
     if where is None:
         return SourceLocation((), None, scope, False, False)
     frames = where.frames if depth < 0 else where.frames[:depth]

@@ -1,4 +1,4 @@
-"""Names of torch_xla's C++ module ``_XLAC`` that make, move and compute single tensors."""
+"""Names of torch_xla's C++ module ``_XLAC`` that create, move and compute single tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MSG_DEVICES: Final = (
     "{tensors} tensors, {devices} devices and {specs} shardings; give one of each for every tensor"
 )
 MSG_REPLACE: Final = (
-    "_replace_xla_tensor: a tensor of shape {got} and {got_dtype} cannot take the place of one of {shape} and "
-    "{dtype}"
+    "_replace_xla_tensor: a tensor of shape {got} and dtype {got_dtype} cannot replace one of shape {shape} and "
+    "dtype {dtype}"
 )
 MSG_BOUNDARY: Final = (
     "{text!r} does not describe a boundary: give name, pos, id and is_input as JSON"
@@ -48,10 +48,10 @@ def _on_xla(tensor: torch.Tensor) -> XLATensor:
 
 
 class Sending(Protocol):
-    """How a tensor is split over devices when it goes there: ``XlaShardingSpec``, ``xs.ShardingSpec``."""
+    """How a CPU tensor is split over devices when it is sent: ``XlaShardingSpec`` or ``xs.ShardingSpec``."""
 
     def send(self, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-        """A CPU tensor as one on ``device``."""
+        """A copy of the CPU tensor ``tensor`` on ``device``."""
         ...
 
 
@@ -60,10 +60,10 @@ def _xla_tensors_from_aten(
     devices: Sequence[str],
     shardings: Sequence[Sending | None] | None = None,
 ) -> list[torch.Tensor]:
-    """Copies of CPU tensors on the devices with these names, one each, with their ``requires_grad``.
+    """A copy of each CPU tensor on the device of the same position, with the same ``requires_grad``.
 
-    ``shardings`` say how they are split, None for one that is not. Raises RuntimeError for another number
-    of devices or shardings.
+    ``shardings`` (default: none) has for each tensor how it is split, or None. Raises RuntimeError unless there is
+    one device and one sharding per tensor.
     """
     specs = list(shardings) if shardings else [None] * len(tensors)
     if not len(tensors) == len(devices) == len(specs):
@@ -78,7 +78,7 @@ def _xla_tensors_from_aten(
 
 
 def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors' values on the CPU; what is pending for them is run."""
+    """Copies of the tensors on the CPU, with their ``requires_grad``; pending values are computed."""
     copies = []
     for tensor in tensors:
         host = read(tensor.detach()) if isinstance(tensor, XLATensor) else tensor.detach()
@@ -87,9 +87,9 @@ def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _replace_xla_tensor(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Let ``target`` have the value of ``source``; its views see it, autograd does not. Gives ``target``.
+    """Write the value of ``source`` to ``target``, without autograd, and return ``target``.
 
-    Raises RuntimeError for another shape or dtype.
+    Views of ``target`` see the new value. Raises RuntimeError if shapes or dtypes differ.
     """
     old, new = _on_xla(target), _on_xla(source)
     if old.shape != new.shape or old.dtype != new.dtype:
@@ -106,15 +106,15 @@ def _replace_xla_tensor(target: torch.Tensor, source: torch.Tensor) -> torch.Ten
 
 
 def _get_xla_tensor_shape_type(tensor: torch.Tensor) -> str:
-    """XLA's name of a tensor's element type: ``'f16'``."""
+    """XLA's name of a tensor's element type, such as ``'f16'``."""
     return shape_text(tensor_meta((), _on_xla(tensor).dtype)).partition("[")[0]
 
 
 def _xla_mark_tensor(tensor: torch.Tensor, info: str) -> torch.Tensor:
-    """The tensor as an operand or result of a composite, to be used instead of it from here on.
+    """Mark ``tensor`` as an operand or result of a composite; use the returned tensor from here on.
 
-    ``info`` is JSON: ``name``, ``id``, ``pos``, ``is_input``, and for a result ``attr``, see
-    ``StableHLOCompositeBuilder``. Raises RuntimeError for a text that lacks one of them.
+    ``info`` is a JSON object with ``name``, ``id``, ``pos``, ``is_input``, and for a result ``attr``; see
+    ``StableHLOCompositeBuilder``. Raises RuntimeError if one of the first four is missing.
     """
     try:
         fields = json.loads(info)
@@ -132,7 +132,7 @@ def _xla_mark_tensor(tensor: torch.Tensor, info: str) -> torch.Tensor:
 def _xla_dynamic_expand(
     input: torch.Tensor, size: Sequence[int], src: torch.Tensor, src_dim: int, target_dim: int
 ) -> torch.Tensor:
-    """``input.expand(size)`` with dimension ``target_dim`` as long as dimension ``src_dim`` of ``src``."""
+    """``input.expand(size)``, where entry ``target_dim`` of ``size`` is the size of ``src`` along ``src_dim``."""
     sizes = list(size)
     sizes[target_dim] = src.shape[src_dim]
     return input.expand(sizes)
@@ -146,17 +146,18 @@ def _xla_dynamic_view(
     target_dim: int,
     mul_scaler: float = 1.0,
 ) -> torch.Tensor:
-    """``input.view(size)``, dimension ``target_dim`` being ``mul_scaler`` times ``src_dim`` of ``src``."""
+    """``input.view(size)``, where entry ``target_dim`` of ``size`` is ``mul_scaler * src.shape[src_dim]``."""
     sizes = list(size)
     sizes[target_dim] = int(src.shape[src_dim] * mul_scaler)
     return input.view(sizes)
 
 
 def _xla_register_custom_call_target(name: str, target: object, platform: str = "CPU") -> None:
-    """Let custom calls ``name`` on ``platform`` (``'CPU'``, ``'CUDA'``) call the function in a capsule.
+    """Register the function in the capsule ``target`` for custom calls ``name`` on ``platform``.
 
-    It is C's ``void f(void* result, const void** operands)``, XLA's first form of custom calls, and has to
-    live as long as the process. For typed handlers use ``jax.ffi.register_ffi_target``.
+    ``platform`` is ``'CPU'`` or ``'CUDA'``. The function is a C function ``void f(void* result, const void**
+    operands)``, XLA's untyped form of custom calls, and must live as long as the process. For typed handlers use
+    ``jax.ffi.register_ffi_target``.
     """
     ffi.register_ffi_target(name, target, platform.lower(), api_version=0)
 

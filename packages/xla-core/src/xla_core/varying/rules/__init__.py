@@ -1,4 +1,4 @@
-"""The rules of primitives, one file for each family; the interpreter imports this package."""
+"""The rules that pass varying lengths through primitives, one file for each family of primitives."""
 
 from xla_core.varying.rules import contraction, elementwise, indexing, loop, reduction, shaping
 

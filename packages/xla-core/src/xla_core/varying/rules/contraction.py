@@ -1,4 +1,4 @@
-"""How varying lengths pass products of matrices and convolutions."""
+"""Rules that pass varying lengths through matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MSG_SPATIAL: Final = "a convolution whose kernel or groups depend on a length"
 
 @padding_rule("dot_general")
 def dot_general(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Dimensions that are contracted have zeros in their padding on both sides: zero times NaN is NaN."""
+    """Fills the padding of contracted dimensions with zeros in both operands, since zero times NaN is NaN."""
     left, right = values
     (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
     for axis, other in zip((*left_summed, *left_batch), (*right_summed, *right_batch), strict=True):
@@ -34,7 +34,7 @@ def dot_general(frame: Frame, equation: Equation, values: list[Padded]) -> list[
 
 @padding_rule("conv_general_dilated")
 def convolution(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The batch may vary as it is; along a varying length zeros are what a convolution pads with anyway."""
+    """Fills the padding of spatial dimensions with zeros, as a convolution does; the batch needs no change."""
     left, right = values
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -42,10 +42,12 @@ def convolution(frame: Frame, equation: Equation, values: list[Padded]) -> list[
     grouped = params["batch_group_count"] != 1 or params["feature_group_count"] != 1
     if right.dims[numbers.rhs_spec[0]].varies:
         raise NotCoveredError(MSG_SPATIAL)
-    for axis in numbers.rhs_spec[2:]:  # a kernel's gradient: the result's gradient is as long
+    for axis in numbers.rhs_spec[
+        2:
+    ]:  # varies in a kernel's gradient: there the gradient of the output is the kernel
         right = frame.plain(right, axis)
     right = frame.masked(right, numbers.rhs_spec[2:], 0)
-    if left.dims[features].varies:  # summed over, as in the gradient of a kernel over the batch
+    if left.dims[features].varies:  # summed over: in a kernel's gradient the features are the batch
         if grouped:
             raise NotCoveredError(MSG_SPATIAL)
         left, right = _summed(frame, left, features, right, numbers.rhs_spec[1])
@@ -68,7 +70,7 @@ def convolution(frame: Frame, equation: Equation, values: list[Padded]) -> list[
 def _summed(
     frame: Frame, left: Padded, axis: int, right: Padded, other: int
 ) -> tuple[Padded, Padded]:
-    """Both operands laid out alike along what is summed over, with zeros in its padding."""
+    """Gives both operands the same layout along the summed dimension, with zeros in its padding."""
     pair = [Padded(None, (left.dims[axis],)), Padded(None, (right.dims[other],))]
     wanted = Dim(common_dims(pair)[0].factors)
     left = frame.laid_out(left, axis, wanted)
@@ -83,7 +85,7 @@ def _factors(size: object) -> tuple[object, ...]:
 def _enough(
     frame: Frame, equation: Equation, left: Padded, right: Padded, dims: list[Any]
 ) -> object:
-    """The padding, with more behind where the result would have too few places."""
+    """The convolution's padding, widened at the end where the result would have fewer places than its bound."""
     params = equation.params
     numbers = params["dimension_numbers"]
     padding = []

@@ -1,4 +1,4 @@
-"""How varying lengths pass primitives that work element by element, and those that make values from nothing."""
+"""Rules that pass varying lengths through elementwise primitives and those that create arrays (iota, random)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MSG_WIDTH: Final = "a conversion that changes how many elements there are"
 
 
 def aligned(frame: Frame, values: list[Padded]) -> tuple[list[object], tuple[Dim, ...]]:
-    """Arrays of equal shape for all values that have dimensions, and their common dimensions."""
+    """Broadcasts all values but scalars to one shape; returns the arrays and their common dimensions."""
     ranked = [value for value in values if value.dims]
     dims = common_dims(ranked)
     shape = frame.shape(dims)
@@ -55,14 +55,14 @@ def aligned(frame: Frame, values: list[Padded]) -> tuple[list[object], tuple[Dim
 
 @padding_rule(*_ELEMENTWISE, "select_n", "clamp")
 def elementwise(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Each element of the result comes from one element of every operand."""
+    """Computes every place, padding too: an element of the result needs only the same place of each operand."""
     arrays, dims = aligned(frame, values)
     return [Padded(bind(equation, *arrays), dims)]
 
 
 @padding_rule("bitcast_convert_type")
 def bitcast(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The same bits as another type of the same width."""
+    """Reinterprets the bits as another type; NotCoveredError if the width of the type changes."""
     (value,) = values
     wanted = np.dtype(equation.params["new_dtype"])
     if wanted.itemsize != value.array.dtype.itemsize:
@@ -72,14 +72,14 @@ def bitcast(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padd
 
 @padding_rule("optimization_barrier")
 def barrier(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The operands as they are, computed together."""
+    """Passes the operands through one barrier, unchanged."""
     arrays = equation.primitive.bind(*(value.array for value in values), **equation.params)
     return [value.with_array(array) for value, array in zip(values, arrays, strict=True)]
 
 
 @padding_rule("dim_as_value")
 def size_as_value(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """A size as a number: the length itself, not the bound."""
+    """The value of a size in this run, computed from the lengths and not from their bounds."""
     number = symbolic_sizes.evaluate(equation.params["dim"], frame.lengths)
     dtype = equation.outvars[0].aval.dtype
     return [as_padded(jnp.asarray(number).astype(dtype))]
@@ -87,7 +87,7 @@ def size_as_value(frame: Frame, equation: Equation, values: list[Padded]) -> lis
 
 @padding_rule("iota")
 def iota(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """0, 1, ... along one dimension."""
+    """Counts 0, 1, ... along one dimension; other varying dimensions stay uniform, with one place each."""
     params = equation.params
     sizes, along = params["shape"], params["dimension"]
     dims = tuple(
@@ -100,7 +100,7 @@ def iota(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
 
 @padding_rule("random_bits")
 def random_bits(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The bits that an array of the length itself would have: each depends on its element's number."""
+    """The bits that an unpadded array would get: threefry of each element's row-major index in it."""
     (key,) = values
     params = equation.params
     if key.dims:

@@ -1,8 +1,8 @@
-"""How varying lengths pass reading and writing by index.
+"""Rules that pass varying lengths through gather and scatter.
 
-An index counts elements, not places: along a dimension that is indexed, elements lie side by side. One that is out
-of range for the length itself is treated as the exact program treats it, though the array goes on behind it; what
-is in the padding of the indices writes nothing.
+An index counts elements, not places of the padded array, so an indexed dimension is laid out with its elements
+contiguous and its padding at the end. An index beyond the true length is clamped or dropped as in the program for
+that length, although the padded array is longer. Indices that are padding themselves write nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DROP: Final = lax.GatherScatterMode.FILL_OR_DROP
 
 
 def _as_one(frame: Frame, values: Sequence[Padded], axes: Sequence[int]) -> list[Padded]:
-    """Values whose dimensions at ``axes``, of one size, are laid out alike, each with a place for all."""
+    """Gives the dimensions at ``axes``, which have the same size, one layout with a place for each element."""
     column = [Padded(None, (value.dims[axis],)) for value, axis in zip(values, axes, strict=True)]
     wanted = Dim(common_dims(column)[0].factors)
     return [frame.laid_out(v, axis, wanted) for v, axis in zip(values, axes, strict=True)]
@@ -47,10 +47,10 @@ def _placed(
     parts: Sequence[Any],
     drop: bool,
 ) -> Any:
-    """Indices into ``dims`` of ``operand`` that mean to its array what they mean to the value.
+    """Corrects indices into the unpadded ``operand`` so that they are right for its padded array.
 
-    ``parts`` are the sizes of what is read or written there. Without ``drop`` an index that is too large is
-    clamped to the largest; with it, it is also too large for the array.
+    ``dims`` are the indexed dimensions and ``parts`` the sizes of the slices read or written along them. An index
+    too large for the true length is clamped to the last valid start or, if ``drop``, moved beyond the padded array.
     """
     if indices.dtype.itemsize < 4 or indices.dtype == np.uint32:
         indices = indices.astype(np.int64 if indices.dtype == np.uint32 else np.int32)
@@ -70,7 +70,7 @@ def _placed(
 
 @padding_rule("gather")
 def gather(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The result varies with the indices, and where whole dimensions are read, with the operand."""
+    """Reads slices; the result has the varying dimensions of the indices and the unindexed ones of the operand."""
     operand, indices = (_spread(frame, value) for value in values)
     params = equation.params
     numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
@@ -114,7 +114,7 @@ def gather(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padde
 @padding_rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
               "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub")  # fmt: skip
 def scatter(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """What the padding of the indices would write goes to a place that is not there."""
+    """Writes slices; indices that are padding are moved out of range, where a write is dropped."""
     operand, indices, updates = (_spread(frame, value) for value in values)
     params = equation.params
     numbers = params["dimension_numbers"]

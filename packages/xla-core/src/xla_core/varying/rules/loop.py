@@ -1,7 +1,7 @@
-"""How varying lengths pass loops: those of as many steps as a length says, and those that carry what varies.
+"""Rules that pass varying lengths through loops, whose number of steps or carried values may vary.
 
-Inside a loop nothing may depend on how elements lie outside of it: what is carried, taken or given at each step has
-its elements side by side, padding behind them.
+The body of a loop is traced once, so all values that enter or leave a step have one layout: elements contiguous,
+padding at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xla_core.varying.padded import Dim, Frame, Padded, as_padded, dim_of, unwra
 
 
 def _plain_dims(variables: Sequence[Any]) -> list[tuple[Dim, ...]]:
-    """Dimensions of variables of a jaxpr whose elements lie side by side."""
+    """The dimensions of a jaxpr's variables in the contiguous layout."""
     return [tuple(map(dim_of, variable.aval.shape)) for variable in variables]
 
 
@@ -34,7 +34,7 @@ def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]
 def _body(
     frame: Frame, closed: Any, consts: Sequence[Padded], dims: Sequence[Any], arrays: Sequence[Any]
 ) -> list[object]:
-    """The arrays that a function of a loop gives for ``arrays`` of these dimensions, laid out plainly."""
+    """Runs a loop's body or condition on ``arrays`` of these dimensions; returns contiguous arrays."""
     within = frame.inside()
     given = [unwrapped(Padded(array, own)) for array, own in zip(arrays, dims, strict=True)]
     results = run(within, closed.jaxpr, closed.consts, [*map(unwrapped, consts), *given])
@@ -43,9 +43,9 @@ def _body(
 
 @padding_rule("scan")
 def scan(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """As many steps as the bound says; what is carried stays as it is in those behind the length.
+    """Runs as many steps as the bound; steps at or beyond the true length leave the carried values unchanged.
 
-    A loop that runs backwards begins with those.
+    A reverse scan runs those steps first.
     """
     params = equation.params
     closed, length = params["jaxpr"], params["length"]
@@ -77,7 +77,7 @@ def scan(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
 
 @padding_rule("while")
 def while_loop(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The condition looks at what the loop for the length itself would carry."""
+    """Evaluates the condition on the carried values, whose elements are those of the unpadded loop."""
     params = equation.params
     asked, stepped = params["cond_nconsts"], params["body_nconsts"]
     for_condition, for_body = values[:asked], values[asked : asked + stepped]

@@ -1,4 +1,4 @@
-"""How varying lengths pass primitives that look along a dimension: sums, extremes, cumulative ones, sorting."""
+"""Rules that pass varying lengths through reductions, cumulative operations, sorting, top-k and windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MSG_WINDOW: Final = "windows as large as a length says"
 
 
 def lowest(dtype: object) -> object:
-    """What is no larger than any number of a type."""
+    """The smallest value of a type; NotCoveredError for complex types."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise NotCoveredError(MSG_COMPLEX)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -30,7 +30,7 @@ def lowest(dtype: object) -> object:
 
 
 def highest(dtype: object) -> Any:
-    """What is no smaller than any number of a type."""
+    """The largest value of a type; NotCoveredError for complex types."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise NotCoveredError(MSG_COMPLEX)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -50,7 +50,7 @@ def _all_ones(dtype: Any) -> object:
     return True if dtype == np.bool_ else np.array(-1).astype(dtype)
 
 
-# What the padding must be so that it changes nothing.
+# The neutral element of each primitive, as a function of the dtype: padding filled with it changes no result.
 _NEUTRAL: Final = {
     "reduce_sum": _zero,
     "reduce_prod": _one,
@@ -70,7 +70,7 @@ _NEUTRAL: Final = {
 
 @padding_rule(*(name for name in _NEUTRAL if name.startswith("reduce_")))
 def reduction(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The padding along the dimensions that go is replaced by what changes nothing."""
+    """Fills the padding along the reduced dimensions with the neutral element."""
     (value,) = values
     axes = equation.params["axes"]
     value = frame.masked(value, axes, _NEUTRAL[equation.primitive.name](value.array.dtype))
@@ -80,7 +80,7 @@ def reduction(frame: Frame, equation: Equation, values: list[Padded]) -> list[Pa
 
 @padding_rule("argmax", "argmin")
 def position(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Where the first extreme element is: elements lie side by side, and before the padding."""
+    """The index of the first extreme element, in the contiguous layout: equal padding comes after it."""
     (value,) = values
     (axis,) = equation.params["axes"]
     value = frame.plain(value, axis)
@@ -91,7 +91,7 @@ def position(frame: Frame, equation: Equation, values: list[Padded]) -> list[Pad
 
 @padding_rule("cumsum", "cumprod", "cummax", "cummin")
 def cumulative(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Padding is behind the last element; from there backwards it is replaced by what changes nothing."""
+    """Accumulates in the contiguous layout; in reverse, padding comes first and becomes the neutral element."""
     (value,) = values
     axis = equation.params["axis"]
     value = frame.plain(value, axis)
@@ -103,16 +103,23 @@ def cumulative(frame: Frame, equation: Equation, values: list[Padded]) -> list[P
 
 @padding_rule("cumlogsumexp")
 def running_logarithm(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Padding is behind the last element; partial sums are those of the program for the length itself."""
+    """Accumulates in the contiguous layout, with the rounding of the unpadded program.
+
+    In reverse the padding comes first and is filled with minus infinity, the logarithm of zero.
+    """
     (value,) = values
     axis = equation.params["axis"]
     value = frame.plain(value, axis)
-    return [value.with_array(running_log_sum(value.array, axis))]
+    if not equation.params["reverse"]:
+        return [value.with_array(running_log_sum(value.array, axis))]
+    value = frame.masked(value, (axis,), -np.inf)
+    sums = running_log_sum(lax.rev(value.array, (axis,)), axis)
+    return [value.with_array(lax.rev(sums, (axis,)))]
 
 
 @padding_rule("sort")
 def sort(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """One more key before the others puts the padding behind all elements."""
+    """Sorts by one more, leading key, which is 1 for padding and 0 for elements: padding ends up last."""
     axis = equation.params["dimension"]
     values = [frame.plain(value, axis) for value in values]
     arrays, dims = aligned(frame, values)
@@ -131,7 +138,7 @@ def sort(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
 
 @padding_rule("top_k")
 def top_k(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The padding is smaller than all elements, and behind those that are as small."""
+    """Fills the padding with the smallest value; equal elements come before it and are taken first."""
     (value,) = values
     axis, count = equation.params["axis"], equation.params["k"]
     if is_symbolic(count):
@@ -139,7 +146,7 @@ def top_k(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded
     value = frame.plain(value, axis)
     array, dtype = value.array, value.array.dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        array = _ordered(array)  # no float is smaller than every NaN on every device
+        array = _ordered(array)  # devices differ in how they order NaN and minus infinity
     value = frame.masked(value.with_array(array), (axis,), lowest(array.dtype))
     largest, places = bind(equation, value.array)
     if array.dtype != dtype:
@@ -149,7 +156,7 @@ def top_k(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded
 
 
 def _ordered(array: Any) -> object:
-    """Integers in the order of floating-point numbers: negative NaN, minus infinity, ... infinity, NaN."""
+    """Maps floats to integers of the same order: negative NaN, minus infinity, ... infinity, positive NaN."""
     bits = lax.bitcast_convert_type(array, np.dtype(f"int{8 * array.dtype.itemsize}"))
     return _flipped(bits)
 
@@ -158,7 +165,7 @@ def _flipped(bits: Any) -> Any:
     return jnp.where(bits < 0, bits ^ bits.dtype.type(jnp.iinfo(bits.dtype).max), bits)
 
 
-# What the padding of windows must be so that it changes nothing.
+# The neutral element of each windowed reduction, as a function of the dtype.
 _NEUTRAL_IN_WINDOWS: Final = {
     "reduce_window_max": lowest,
     "reduce_window_min": highest,
@@ -168,7 +175,7 @@ _NEUTRAL_IN_WINDOWS: Final = {
 
 @padding_rule(*_NEUTRAL_IN_WINDOWS)
 def windows(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Windows look at padding only as they look at what is around a value; there are as many as there may be."""
+    """Fills the padding with the neutral element, as outside the operand; computes as many windows as the bound."""
     (value,) = values
     params = equation.params
     dims = list(map(dim_of, equation.outvars[0].aval.shape))

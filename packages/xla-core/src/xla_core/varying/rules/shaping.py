@@ -1,4 +1,4 @@
-"""How varying lengths pass primitives that move elements: reshape, transpose, slices, concatenation, padding."""
+"""Rules that pass varying lengths through reshape, transpose, slices, concatenation and padding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MSG_SPREAD_PADDING: Final = (
 
 @padding_rule("broadcast_in_dim")
 def broadcast_in_dim(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """New dimensions that vary have one place for all elements, until an operation needs a place for each."""
+    """Adds dimensions; a new varying one is uniform (one place for all elements) until an operation needs more."""
     value, *_ = values  # sizes that are read at run time come behind it
     sizes = equation.params["shape"]
     placed = dict(zip(equation.params["broadcast_dimensions"], value.dims, strict=True))
@@ -50,7 +50,7 @@ def broadcast_in_dim(frame: Frame, equation: Equation, values: list[Padded]) -> 
 
 @padding_rule("transpose")
 def transpose(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Dimensions in another order."""
+    """Permutes the dimensions."""
     (value,) = values
     order = equation.params["permutation"]
     dims = tuple(value.dims[axis] for axis in order)
@@ -59,7 +59,7 @@ def transpose(frame: Frame, equation: Equation, values: list[Padded]) -> list[Pa
 
 @padding_rule("squeeze")
 def squeeze(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Dimensions of size 1 left out."""
+    """Removes dimensions of size 1."""
     (value,) = values
     gone = {axis % len(value.dims) for axis in equation.params["dimensions"]}
     dims = tuple(dim for axis, dim in enumerate(value.dims) if axis not in gone)
@@ -68,7 +68,7 @@ def squeeze(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padd
 
 @padding_rule("reshape")
 def reshape(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Other dimensions for the same elements in the same order: where factors fit, nothing moves."""
+    """Regroups the factors of the dimensions; moves elements only where the factors do not fit the new sizes."""
     value, *_ = values
     if equation.params.get("dimensions") is not None:
         raise NotCoveredError(MSG_ORDER)
@@ -90,9 +90,10 @@ def reshape(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padd
 def _regrouped(
     value: Padded, wanted: Sequence[object]
 ) -> tuple[list[Dim], tuple[int, list[object]] | None]:
-    """The factors of ``value`` as dimensions of the ``wanted`` sizes.
+    """Groups the factors of ``value`` into dimensions of the ``wanted`` sizes.
 
-    Or else a dimension that has to be laid out in other factors first, and these.
+    Returns the dimensions and None, or, if the factors do not fit, the axis that has to be laid out differently
+    first and its new factors.
     """
     factors = [(axis, factor) for axis, dim in enumerate(value.dims) for factor in dim.factors]
     dims: list[Dim] = []
@@ -127,7 +128,7 @@ def _is_one(size: object) -> bool:
 
 
 def _divided(size: Any, by: Any) -> object:
-    """``size / by`` where that is a whole number for every length, else None."""
+    """``size / by`` if it is an integer for every length, else None."""
     if not is_symbolic(size) and (is_symbolic(by) or by == 0):
         return None
     quotient, rest = divmod(size, by)
@@ -138,7 +139,7 @@ def _divided(size: Any, by: Any) -> object:
 
 @padding_rule("expand_dims")
 def expand_dims(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """New dimensions of size 1."""
+    """Adds dimensions of size 1."""
     (value,) = values
     dims = list(value.dims)
     for axis in sorted(equation.params["dimensions"]):
@@ -149,9 +150,9 @@ def expand_dims(frame: Frame, equation: Equation, values: list[Padded]) -> list[
 def window(
     frame: Frame, value: Padded, starts: Sequence[Any], sizes: Sequence[Any], strides: Sequence[int]
 ) -> Padded:
-    """So many elements along each dimension from ``starts`` on: numbers, sizes, or jax integers.
+    """Takes ``sizes`` elements from ``starts`` on, ``strides`` apart, along each dimension.
 
-    No start is so large that it would leave the value.
+    Starts are Python integers, symbolic sizes or jax integers; the caller has clamped them to the value.
     """
     dims = list(value.dims)
     for axis, (start, size, stride) in enumerate(zip(starts, sizes, strides, strict=True)):
@@ -183,7 +184,7 @@ def same_size(left: Any, right: Any) -> bool:
 
 @padding_rule("slice")
 def slice_(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """A part from a fixed place on, which may depend on the lengths."""
+    """Slices at starts that are constants or depend on the lengths."""
     (value,) = values
     params = equation.params
     strides = params["strides"] or (1,) * len(value.dims)
@@ -192,14 +193,16 @@ def slice_(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padde
 
 
 def limited(frame: Frame, start: Any, whole: Any, size: Any) -> Any:
-    """A start of a part of ``size`` elements as the exact program would correct it: inside the whole."""
+    """Clamps the start of a slice of ``size`` elements to the true length ``whole``, as without padding."""
+    if start.dtype.itemsize < 4:
+        start = start.astype(np.int32)  # the largest start may not fit into a narrower integer
     most = frame.number(whole - size)
     return jnp.clip(start, 0, jnp.asarray(most).astype(start.dtype))
 
 
 @padding_rule("dynamic_slice")
 def dynamic_slice(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """A part from a computed place on; one that is too far back begins as late as it can."""
+    """Slices at computed starts, which are clamped to the true length."""
     value, *starts = values
     sizes = equation.outvars[0].aval.shape
     places = [
@@ -211,7 +214,7 @@ def dynamic_slice(frame: Frame, equation: Equation, values: list[Padded]) -> lis
 
 @padding_rule("dynamic_update_slice")
 def dynamic_update_slice(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """A part replaced; the padding of the new part replaces nothing."""
+    """Replaces a slice at a computed start; the padding of the update leaves the operand unchanged."""
     value, update, *starts = values
     firsts: list[Any] = []
     shape: list[int] = []
@@ -239,7 +242,7 @@ def dynamic_update_slice(frame: Frame, equation: Equation, values: list[Padded])
 
 
 def _where_valid(frame: Frame, value: Padded, other: object) -> Any:
-    """The array of ``value`` with ``other`` in its padding."""
+    """The array of ``value``, with the elements of ``other`` in place of its padding."""
     array = value.array
     for axis, dim in enumerate(value.dims):
         valid = frame.valid(dim)
@@ -253,7 +256,7 @@ def _where_valid(frame: Frame, value: Padded, other: object) -> Any:
 
 @padding_rule("concatenate")
 def concatenate(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """One after the other: each begins where the elements of the one before end, over its padding."""
+    """Writes each operand where the elements of the previous one end, over the padding of that one."""
     along = equation.params["dimension"]
     columns = common_dims([Padded(None, (*v.dims[:along], *v.dims[along + 1 :])) for v in values])
     dims = [Dim(dim.factors) for dim in columns]
@@ -281,7 +284,7 @@ def concatenate(frame: Frame, equation: Equation, values: list[Padded]) -> list[
 
 @padding_rule("stack")
 def stack(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Values side by side along a new dimension."""
+    """Joins the operands along a new dimension."""
     along = equation.params["axis"]
     arrays, dims = aligned(frame, values)
     return [Padded(bind(equation, *arrays), (*dims[:along], Dim((len(values),)), *dims[along:]))]
@@ -289,7 +292,7 @@ def stack(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded
 
 @padding_rule("split")
 def split(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Parts one after the other along one dimension."""
+    """Cuts the operand into consecutive slices along one dimension."""
     (value,) = values
     along, offset = equation.params["axis"], 0
     parts = []
@@ -303,7 +306,7 @@ def split(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded
 
 @padding_rule("pad")
 def pad(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """Elements around and between: what comes behind the last one replaces the padding."""
+    """Pads before, after and between elements; the fill value also replaces the padding of the operand."""
     value, filling = values
     config = equation.params["padding_config"]
     sizes = equation.outvars[0].aval.shape
@@ -333,7 +336,7 @@ def pad(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
 def _placed_at(
     frame: Frame, value: Padded, axis: int, config: tuple[object, object, object], filling: Padded
 ) -> object:
-    """The array with elements before it along ``axis``, as many as a length says."""
+    """Pads along ``axis`` where the number of elements before the operand depends on a length."""
     low, high, between = config
     if between != 0 or min(symbolic_sizes.bounds(low)[0], symbolic_sizes.bounds(high)[0]) < 0:
         raise NotCoveredError(MSG_SPREAD_PADDING)
@@ -348,7 +351,7 @@ def _placed_at(
 
 @padding_rule("rev")
 def reverse(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """The other way round: the padding that gets to the front is cut off."""
+    """Reverses dimensions, then moves the elements to the front, before the padding."""
     (value,) = values
     for axis in equation.params["dimensions"]:
         value = frame.plain(value, axis)
