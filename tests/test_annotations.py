@@ -76,7 +76,8 @@ MOST = {
 
 def folder_of(path: Path) -> str:
     """``xla_core/dispatch``; the package where a module lies in none of its folders."""
-    parts = path.parts[path.parts.index("src") + 1 : -1]
+    # the last "src": the repository itself may lie in a folder of that name
+    parts = path.parts[-path.parts[::-1].index("src") : -1]
     return "/".join(parts[:2])
 
 
