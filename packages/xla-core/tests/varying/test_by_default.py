@@ -11,6 +11,8 @@ import torch_xla
 from torch_xla.experimental import mark_dynamic
 from torch_xla.experimental.capture import capture
 from xla_core.execution.device_backend import DeviceBackend
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.operators import tensor_meta
 from xla_core.support import caches, counters
 from xla_core.varying import families
 from xla_core.varying.bound_program import BoundProgram
@@ -78,9 +80,9 @@ def test_programs_for_several_lengths_count_among_those_that_the_process_keeps(m
 
 
 def test_programs_for_several_lengths_leave_no_traces_in_jaxs_caches():
-    def attend(length):
+    def attend(length, operations):
         x = torch.arange(3.0 * length).view(length, 3).to("xla")
-        for number in range(40):
+        for number in range(operations):
             x = torch.softmax(torch.exp(x * 0.1), -1) + torch.where(x > number, x.sin(), x)
         return x.sum().item()
 
@@ -88,13 +90,15 @@ def test_programs_for_several_lengths_leave_no_traces_in_jaxs_caches():
         gc.collect()
         return sum(type(each).__name__ == "ClosedJaxpr" for each in gc.get_objects())
 
-    attend(16)
-    before = traces()
-    for length in _LENGTHS:
-        attend(length)
-    assert _counted(families.PROGRAMS) == 1
+    counts = []
+    for operations in (40, 41):
+        for length in _LENGTHS:
+            attend(length, operations)
+        counts.append(traces())
+    assert _counted(families.PROGRAMS) == 2
     # jax keeps those of its own jitted functions for ever, and symbolic sizes never meet them again
-    assert traces() == before
+    assert counts[0] == counts[1]
+    assert not [m for m, _ in tensor_meta._interned if any(map(is_symbolic, m))]
 
 
 def test_small_steps_are_left_alone():

@@ -93,6 +93,14 @@ def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     return meta if meta is not None else _new_meta(shape, dtype)
 
 
+def unshared_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
+    """A ``TensorMeta`` of its own, for a shape that no other value will ever have: one of symbolic sizes.
+
+    Those of two programs are never equal, so that each would stay in the table until the next sweep.
+    """
+    return TensorMeta(shape, dtype, next(_indices))
+
+
 def _new_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     numpy_dtype(dtype)
     if len(shape) > _MOST_DIMENSIONS:

@@ -15,7 +15,7 @@ import torch
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering.repeat_graph import OpInstance
-from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta, unshared_meta
 from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.step_key import Lift, Ref, references
 
@@ -201,7 +201,9 @@ def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]
 
 
 def _meta(meta: TensorMeta, rest: Iterator[Any]) -> TensorMeta:
-    return tensor_meta(tuple(next(rest) for _ in meta.shape), meta.dtype)
+    shape = tuple(next(rest) for _ in meta.shape)
+    make = unshared_meta if any(map(is_symbolic, shape)) else tensor_meta
+    return make(shape, meta.dtype)
 
 
 def _varies(arguments: Any, metas: Sequence[TensorMeta | None]) -> bool:
