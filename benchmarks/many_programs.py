@@ -4,8 +4,10 @@
 different shapes and reads each result, each with a program of its own (``XLA_VARYING_SHAPES=0``). A line is printed
 for every hundredth part. With ``--cache DIRECTORY`` programs are kept there, and ``--again N`` meets the first
 ``N`` shapes once more at the end, by when most of their programs were forgotten: they are loaded from there, or
-compiled again. The exit status is 1 if a result is wrong, or if memory, mappings or open files went on
-growing by more than a fifth after as many programs were met as the process keeps.
+compiled again. A process remembers up to 500,000 entries of recorded steps, four of each program here, so that
+100,000 programs do not fill that table: with ``--remember N`` it forgets them at ``N``. The exit status is 1 if a
+result is wrong, or if memory, mappings or open files went on growing by more than a fifth after as many programs
+were met as the process keeps.
 """
 
 from __future__ import annotations
@@ -93,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=100_000)
     parser.add_argument("--again", type=int, default=0)
+    parser.add_argument(
+        "--remember", type=int, help="entries of recorded steps to remember at most"
+    )
     parser.add_argument("--cache", type=Path, help="directory of a persistent cache")
     parser.add_argument("--json", type=Path, help="where to write the samples")
     options = parser.parse_args(argv)
@@ -101,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     if options.cache:
         os.environ["XLA_PERSISTENT_CACHE_PATH"] = str(options.cache)
+    if options.remember is not None:
+        from xla_core.testing import internals
+
+        internals.limit_remembered_entries(options.remember)
     samples, wrong = run(options.programs, options.again)
     faults = [f"the sum of shape number {number} is wrong" for number in wrong]
     faults += growing(samples)
