@@ -56,7 +56,14 @@ def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> ob
     chosen = flags.VARYING_SHAPES.get()
     if chosen is not False and _ours(operands) and (chosen or _is_late(name, kind, operands)):
         return getattr(nets(), name)(*kind, *operands)
-    return overload.decompose(*operands)
+    results = overload.decompose(*operands)
+    return _without_extra_dimension(results) if kind == ("lstm",) else results
+
+
+def _without_extra_dimension(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The results of PyTorch's LSTM; release 2.11 leaves one dimension too many in its last states and cells."""
+    output, *last = results
+    return output, *(state.squeeze(1) if state.dim() > 3 else state for state in last)
 
 
 def _unpacked(
