@@ -44,6 +44,8 @@ KEPT: Final = "32"
 """Programs that the process keeps, so that it soon has to forget some."""
 REMEMBERED: Final = 4000
 """Entries of recorded steps that it keeps, for the same reason."""
+KINDS: Final = 16
+"""Kinds of steps whose sizes vary: each step that an interrupt cuts at another place is one."""
 SIZES, LENGTHS = 60, 12
 """Sizes that operators meet and lengths of steps: more than programs are kept, and soon all met."""
 SETTLED: Final = 2
@@ -276,6 +278,7 @@ def lives(index: int, folder: str, minutes: float, processes: int, rounds: int) 
         dist.init_process_group("gloo", init_method="xla://")
     signal.signal(signal.SIGALRM, _interrupt)
     internals.limit_remembered_entries(REMEMBERED)
+    internals.limit_varying_steps(KINDS)
     life = Life(index, folder, processes)
     events.subscribe(events.StepsForgotten, lambda _event: life.counts.update(forgotten=1))
     with Path(folder, f"samples-{index}").open("w") as file:

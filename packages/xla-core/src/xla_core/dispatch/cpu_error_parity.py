@@ -242,9 +242,23 @@ def _pads_negatively(args: Sequence[Operand]) -> bool:
     return any(size < 0 for size in args[4])
 
 
-def _steps_backwards(args: Sequence[Operand]) -> bool:
-    """Whether a convolution's stride or dilation is not positive."""
-    return any(step <= 0 for step in (*args[3], *args[5]))
+def _is_no_convolution(args: Sequence[Operand]) -> bool:
+    """Whether a step is not positive, the kernel larger than the input, or the bias of another length."""
+    x, weight, bias, strides, paddings, dilations, transposed, _, groups = args
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    if bias is not None and bias.shape != (channels,):
+        return True
+    if any(step <= 0 for step in (*strides, *dilations)):
+        return True
+    if transposed or len(paddings) != weight.dim() - 2:
+        return False
+    extents = zip(x.shape[2:], weight.shape[2:], paddings, dilations, strict=False)
+    return any(size + 2 * pad < step * (k - 1) + 1 for size, k, pad, step in extents)
+
+
+def _divides_by_zero(position: int) -> Callable[[Sequence[Any]], bool]:
+    """Whether the divisor of an average, the argument at ``position``, is zero."""
+    return lambda args: len(args) > position and args[position] == 0
 
 
 def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
@@ -338,8 +352,10 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[object]], bool]]] = {
     aten.searchsorted.Scalar: _searches_no_line,
     aten.complex.default: _mixes_dtypes,
     aten.convolution.default: lambda args: (
-        _mixes_dtypes(args) or _pads_negatively(args) or _steps_backwards(args)
+        _mixes_dtypes(args) or _pads_negatively(args) or _is_no_convolution(args)
     ),
+    aten.avg_pool2d.default: _divides_by_zero(6),
+    aten.avg_pool3d.default: _divides_by_zero(6),
     aten.index_add.default: _can_be_indexed,
     aten.index_add_.default: _can_be_indexed,
     aten.index_copy.default: _can_be_indexed,

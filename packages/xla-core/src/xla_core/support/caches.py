@@ -74,6 +74,10 @@ class Bounded(dict[_K, _V]):
         self[key] = value
         return value
 
+    def limit(self, bound: int) -> None:
+        """Keep at most this number of entries from the next new one on."""
+        self._bound = bound
+
 
 def memoized(name: str, bound: int = 4096) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """``functools.lru_cache`` as a listed cache of at most this number of results."""

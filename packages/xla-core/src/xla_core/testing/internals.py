@@ -32,6 +32,7 @@ from xla_core.recording.entry import Root
 from xla_core.support import counters
 from xla_core.support.memory_mappings import count as count_memory_mappings
 from xla_core.torch_bridge.torch_private import release_free_memory
+from xla_core.varying import families
 
 __all__ = [
     "CACHE_ENTRY_MAGIC",
@@ -50,6 +51,7 @@ __all__ = [
     "key_text",
     "lowering_for",
     "limit_remembered_entries",
+    "limit_varying_steps",
     "make_handler",
     "new_handlers",
     "overloads_with_rules",
@@ -109,6 +111,11 @@ def new_handlers() -> Iterator[None]:
         yield
     finally:
         xla_tensor.go_on_with_handlers(former)
+
+
+def limit_varying_steps(most: int) -> None:
+    """From now on keep at most ``most`` kinds of steps whose sizes vary (default: 256)."""
+    families._families.limit(most)
 
 
 def limit_remembered_entries(most: int) -> int:
