@@ -23,6 +23,11 @@ from xla_core.recording import step_turns, xla_tensor
 THREADS = 4
 STEPS = 8
 
+knows_callers = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="torch 2.11 does not tell which thread called backward(): docs/versions.md",
+)
+
 
 @pytest.fixture(autouse=True)
 def frequent_switches():
@@ -79,6 +84,7 @@ def assert_close(found, expected):
 # -- each thread's step is its own ----------------------------------------------------------------
 
 
+@knows_callers
 def test_threads_compile_what_they_compile_one_after_the_other(compile_count):
     train(10, "xla")
     before = compile_count()
@@ -94,6 +100,7 @@ def test_threads_compile_what_they_compile_one_after_the_other(compile_count):
         assert_close(result, train(width, "cpu"))
 
 
+@knows_callers
 def test_threads_that_do_the_same_share_one_program(compile_count):
     in_threads(lambda: train(31, "xla"))
     before = compile_count()
@@ -225,6 +232,7 @@ def test_step_closures_of_a_thread_that_has_ended_run_with_the_next_step():
 # -- backward -------------------------------------------------------------------------------------
 
 
+@knows_callers
 def test_backward_belongs_to_the_step_of_its_caller():
     recorded = {}
 
@@ -265,6 +273,7 @@ def test_backward_of_a_graph_that_another_thread_recorded():
     assert w.grad.tolist() == [0, 1, 2]
 
 
+@knows_callers
 @pytest.mark.parametrize("nested", [False, True])
 def test_backward_of_one_thread_while_another_records_the_body_of_a_loop(nested):
     ready, inside, done = threading.Event(), threading.Event(), threading.Event()

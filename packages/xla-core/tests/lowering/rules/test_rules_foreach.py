@@ -10,6 +10,7 @@ import torch
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import find_overload, present
 from xla_core.lowering.rules.foreach import UNARY
+from xla_core.operators.lowering_registry import Absent
 from xla_core.testing.rules import Call, check, check_all
 
 aten = torch.ops.aten
@@ -26,8 +27,10 @@ def tensors(dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", sorted(name for name in UNARY if present(f"_foreach_{name}")))
 def test_unary(name: str) -> None:
-    inside = [value.clamp(max=0.9) for value in tensors(torch.float32)]
-    check(find_overload(f"_foreach_{name}"), inside)
+    overload = find_overload(f"_foreach_{name}")
+    if isinstance(overload, Absent):
+        pytest.skip("torch 2.11 has _foreach_clone with out= only")
+    check(overload, [value.clamp(max=0.9) for value in tensors(torch.float32)])
 
 
 BINARY: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
