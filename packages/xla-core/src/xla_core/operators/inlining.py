@@ -22,7 +22,7 @@ _OURS: Final = "xla_core."
 # Where a single call does, it is inside ``loops()``.
 _PLAIN: Final = frozenset({
     "activations", "antialias", "arithmetic", "attention", "barrier", "common", "comparison",
-    "complex_functions", "conv", "counting", "dot_general", "elementwise", "embedding", "factories", "floats",
+    "complex_functions", "conv", "counting", "elementwise", "embedding", "factories", "floats",
     "foreach", "fractional_pooling", "grid_sampling", "grouped_matmul", "indexing", "losses", "margin_losses",
     "matmul", "norms", "optimizers", "padding", "pooling", "pooling_adaptive", "prims", "recurrent",
     "reductions", "resampling", "scans", "scatter", "shaping", "sort", "ternary", "view_copies", "views",

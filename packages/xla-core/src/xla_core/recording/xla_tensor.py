@@ -151,17 +151,12 @@ def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = Non
 class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
     """The metaclass of ``XLATensor``, which answers torch.compile's questions about the class."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """What ``torch.Tensor`` makes of these arguments, or ``nn.Parameter`` if ``requires_grad`` is among them.
 
-        A class made by ``as_subclass`` stands for the user's own. Libraries call
-        ``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``.
-        """
-        if cls is XLATensor:
-            kind = torch.nn.Parameter if "requires_grad" in kwargs else torch.Tensor
-            return kind(*args, **kwargs)
-        users = next((users for users, own in _classes_on_xla.items() if own is cls), None)
-        return super().__call__(*args, **kwargs) if users is None else users(*args, **kwargs)
+class _UsersClassType(XLATensorType):
+    """The metaclass of classes made by ``as_subclass``: calling one calls the user's class."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.__bases__[0](*args, **kwargs)
 
 
 class XLATensor(torch.Tensor, metaclass=XLATensorType):
@@ -172,6 +167,14 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
     _v: View | None
 
     __torch_function__ = torch_private.disabled_torch_function
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What ``torch.Tensor`` makes of these arguments, or ``nn.Parameter`` if ``requires_grad`` is among them.
+
+        Libraries call ``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``.
+        """
+        kind = torch.nn.Parameter if "requires_grad" in kwargs else torch.Tensor
+        return kind(*args, **kwargs)
 
     @staticmethod
     def __torch_dispatch__(
@@ -405,7 +408,7 @@ def _make_class(cls: type[torch.Tensor]) -> type[XLATensor]:
     for name in (*_OF_PYTHON, *_COPYING, "__reduce_ex__"):
         if getattr(cls, name, None) is not getattr(torch.Tensor, name, None):
             members.pop(name, None)
-    combined: type[XLATensor] = XLATensorType(cls.__name__, (cls, XLATensor), members)
+    combined: type[XLATensor] = _UsersClassType(cls.__name__, (cls, XLATensor), members)
     return combined
 
 
