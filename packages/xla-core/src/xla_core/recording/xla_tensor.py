@@ -351,7 +351,7 @@ _classes_on_xla: Final[dict[type, type[XLATensor]]] = {}
 
 def is_users_class(cls: type) -> bool:
     """Whether tensors of ``cls`` were made by ``as_subclass``."""
-    return cls in _classes_on_xla.values()
+    return isinstance(cls, _UsersClassType)
 
 
 def _on_xla(cls: type[torch.Tensor]) -> type[XLATensor]:
