@@ -25,8 +25,7 @@ class Result:
     """One leaf of the function's result.
 
     It is a tensor that shows through ``view`` the new storage number ``fresh``, the argument number ``argument``,
-    or a
-    ``storage`` that existed before; otherwise it is ``same``, which is returned unchanged.
+    or a ``storage`` that existed before; otherwise it is ``same``, which is returned unchanged.
     """
 
     fresh: int | None = None
