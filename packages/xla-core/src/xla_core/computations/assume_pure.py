@@ -11,13 +11,13 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from xla_core.computations import forward_backward as joints
 from xla_core.computations import pytrees
+from xla_core.computations.call_jax import key_of
 from xla_core.computations.computation import Computation
 from xla_core.computations.forward_backward import Joint, Passes, Recorded, snapshot
 from xla_core.dispatch.functional import find_trace
@@ -40,8 +40,6 @@ MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_gra
 # A function that gets a new number in each step is recorded in each step. Each recording holds the tensors that the
 # function captures, so an unlimited table of them would grow for ever.
 MOST_RECORDINGS: Final = 256
-# Numbers that are compared by their text, in which 0.0 and -0.0 differ and nan equals itself.
-_BY_TEXT: Final = (float, complex, np.generic)
 
 
 def assume_pure(
@@ -92,7 +90,7 @@ def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
         elif isinstance(leaf, torch.Tensor):
             raise TypeError(MSG_HOST.format(function=_name(fn), device=leaf.device))
         else:
-            parts.append((type(leaf), repr(leaf) if isinstance(leaf, _BY_TEXT) else leaf))
+            parts.append(key_of(leaf))
     key = tuple(parts)
     try:
         hash(key)

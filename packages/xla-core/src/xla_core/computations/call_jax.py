@@ -118,7 +118,10 @@ def _identity(function: object) -> Hashable:
 
 
 def key_of(constant: Hashable) -> Hashable:
-    """A constant as part of a key, in which 1, 1.0, True and numbers of numpy's types differ."""
+    """A constant as part of a key, in which 1, 1.0, True and numbers of numpy's types differ.
+
+    Numbers are compared by their text, in which 0.0 and -0.0 differ and nan equals itself.
+    """
     if isinstance(constant, (bool, int, float, complex, np.generic)):
         return type(constant), repr(constant)
     return type(constant), constant
