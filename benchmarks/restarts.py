@@ -194,14 +194,17 @@ def goes_on_with_fewer(place: Path, options: argparse.Namespace) -> dict[str, An
     run(whole, options.processes, changed_at, options)
     run(whole, options.fewer, steps, options)
     wanted = {step.number: step.loss for step in read(whole)}
+    # A step that was taken with all processes and again with fewer counts as the fewer took it: the run
+    # that nobody kills takes it with fewer only.
+    taken = [step for step in before if step.number < changed_at] + after
     return {
         "processes": [options.processes, options.fewer],
         "ended_by": ended_by,
         "changed_at_step": changed_at,
         "steps": len(wanted),
         "repeated_steps": [len(before) - changed_at],
-        "different_losses": sum(wanted[step.number] != step.loss for step in before + after),
-        "missing_steps": sorted(set(wanted) - {step.number for step in before + after}),
+        "different_losses": sum(wanted[step.number] != step.loss for step in taken),
+        "missing_steps": sorted(set(wanted) - {step.number for step in taken}),
         "seconds_to_the_next_step": [],
     }
 
