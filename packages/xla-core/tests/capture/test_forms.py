@@ -326,7 +326,7 @@ def test_a_failed_call_leaves_nothing_behind():
 def test_a_block_is_replayed_on_its_tensors():
     x = torch.zeros(3, device="xla")
     recorded = Graph()
-    with pytest.raises(CaptureError, match="nothing was recorded"):
+    with pytest.raises(CaptureError, match="nothing has been recorded"):
         recorded.replay()
     with graph(recorded):
         y = x * 2
@@ -336,7 +336,7 @@ def test_a_block_is_replayed_on_its_tensors():
         recorded.replay()
         assert (y.tolist(), total.item()) == ([2.0 * i] * 3, 6.0 * i)
     recorded.reset()
-    with pytest.raises(CaptureError, match="nothing was recorded"):
+    with pytest.raises(CaptureError, match="nothing has been recorded"):
         recorded.replay()
 
 
@@ -381,7 +381,7 @@ def test_an_optimizer_that_makes_its_state_in_a_block_is_refused():
     net = nn.Linear(2, 2).to("xla")
     optimizer = torch.optim.Adam(net.parameters())
     net(ones(1, 2)).sum().backward()
-    with pytest.raises(CaptureError, match="Adam makes its state in it"), graph(Graph()):
+    with pytest.raises(CaptureError, match="Adam creates its state in the step"), graph(Graph()):
         optimizer.step()
 
 

@@ -84,7 +84,11 @@ def test_a_read_whose_error_is_caught():
 def test_a_compiled_graph_inside():
     compiled = torch.compile(lambda x: x.sin() + 1, backend="openxla")
     compiled(ones(2))
-    refused(capture(lambda x: compiled(x) * 2), *[(ones(2),)] * 3, match="a program runs inside")
+    refused(
+        capture(lambda x: compiled(x) * 2),
+        *[(ones(2),)] * 3,
+        match="calls a program that was compiled",
+    )
 
 
 def test_an_argument_that_gets_a_gradient():
@@ -92,7 +96,7 @@ def test_an_argument_that_gets_a_gradient():
         (x * x).sum().backward()
 
     inputs = [(ones(2).requires_grad_(),) for _ in range(4)]
-    refused(capture(step), *inputs, match="gives an argument a gradient")
+    refused(capture(step), *inputs, match="sets the gradient of an argument")
 
 
 def test_after_a_refused_read_the_device_goes_on():
@@ -107,7 +111,7 @@ def test_a_number_that_changes_from_call_to_call():
     def step(x):
         return x.acosh() * float(next(count))
 
-    told = refused(capture(step), *[(ones(2),)] * 4, match="Pass it as a tensor")
+    told = refused(capture(step), *[(ones(2),)] * 4, match="Pass the number as a tensor")
     assert line_of(step, 1) in told
     assert "was 4.0 in one call and is 5.0 in the next" in told
 
@@ -120,7 +124,7 @@ def test_a_number_that_the_function_looks_at_and_that_changes_later():
 
     captured = replayed(capture(step), ones(2))
     factor = 3.0
-    refused(captured, (ones(2),), match=r"factor was 2.0 .* and is 3.0")
+    refused(captured, (ones(2),), match=r"factor was 2.0 .* and is now 3.0")
     captured.reset()
     assert captured(ones(2)).tolist() == [3, 3]
 
@@ -138,7 +142,7 @@ def test_an_attribute_that_changes_later():
     trainer.epoch += 1  # no code of the step names it
     assert step(ones(2)).tolist() == [2, 2]
     trainer.scale = 4.0
-    refused(step, (ones(2),), match=r"scale was 2.0 .* and is 4.0")
+    refused(step, (ones(2),), match=r"scale was 2.0 .* and is now 4.0")
 
 
 def test_a_program_that_changes_from_call_to_call():
@@ -156,7 +160,7 @@ def test_a_module_switched_to_evaluation():
     net = model(nn.Dropout(0.5))
     step = replayed(capture(lambda x: net(x)), ones(2, 3))
     net.eval()
-    refused(step, (ones(2, 3),), match=r"training was True .* and is False")
+    refused(step, (ones(2, 3),), match=r"training was True .* and is now False")
     net.train()
     step(ones(2, 3))
 
@@ -165,7 +169,7 @@ def test_a_dropout_with_another_probability():
     net = model(nn.Dropout(0.5))
     step = replayed(capture(lambda x: net(x)), ones(2, 3))
     net[1].p = 0.25
-    refused(step, (ones(2, 3),), match=r"p was 0.5 .* and is 0.25")
+    refused(step, (ones(2, 3),), match=r"p was 0.5 .* and is now 0.25")
 
 
 @pytest.mark.parametrize("kind", ["forward", "parameter", "everywhere"])
@@ -206,14 +210,14 @@ def test_a_parameter_that_was_replaced(how):
         net[0].weight = other
     else:
         net[0]._parameters["weight"] = other
-    refused(step, (ones(2, 3),), match=r"0\.weight is another tensor")
+    refused(step, (ones(2, 3),), match=r"0\.weight is no longer the tensor")
 
 
 def test_a_tensor_of_a_closure_that_was_replaced():
     offset = ones(2)
     step = replayed(capture(lambda x: x + offset), ones(2))
     offset = ones(2) * 5
-    refused(step, (ones(2),), match="offset is another tensor")
+    refused(step, (ones(2),), match="offset is no longer the tensor")
 
 
 def test_a_tensor_that_was_replaced_where_capture_does_not_look():
@@ -221,7 +225,7 @@ def test_a_tensor_that_was_replaced_where_capture_does_not_look():
     hidden.set(ones(2))
     step = replayed(capture(lambda x: x + hidden.get()), ones(2))
     hidden.set(ones(2) * 5)
-    refused(step, (ones(2),), match="is another tensor")
+    refused(step, (ones(2),), match="is no longer the tensor")
 
 
 def test_state_that_was_loaded_into_an_optimizer():
@@ -235,7 +239,7 @@ def test_state_that_was_loaded_into_an_optimizer():
 
     step = replayed(capture(train), ones(2, 3))
     optimizer.load_state_dict(optimizer.state_dict())
-    refused(step, (ones(2, 3),), match="the state of Adam is another")
+    refused(step, (ones(2, 3),), match="the state of Adam is no longer")
     step.reset()
     replayed(step, ones(2, 3))
 
@@ -247,7 +251,7 @@ def test_a_tensor_that_is_replaced_in_every_call():
         nonlocal hidden
         hidden = hidden + x
 
-    refused(capture(step), *[(ones(2),)] * 4, match=r"gives hidden another tensor")
+    refused(capture(step), *[(ones(2),)] * 4, match=r"sets hidden to another tensor")
 
 
 def test_results_that_are_kept_in_a_list():
@@ -264,7 +268,7 @@ def test_a_counter():
         calls += 1
         return x + 1
 
-    refused(capture(step), *[(ones(2),)] * 2, match=r"changes calls \(from 1 to 2\)")
+    refused(capture(step), *[(ones(2),)] * 2, match=r"changes calls from 1 to 2")
 
 
 def test_a_counter_of_a_module():
@@ -321,7 +325,7 @@ def test_values_of_the_host_that_differ():
     def step(x):
         return x + torch.tensor([float(next(numbers)), 1.0], device="xla")
 
-    told = refused(capture(step), *[(ones(2),)] * 4, match="comes from the host")
+    told = refused(capture(step), *[(ones(2),)] * 4, match="copies a tensor of .* from the host")
     assert line_of(step, 1) in told
 
 
@@ -332,14 +336,14 @@ def test_a_value_of_the_host_copied_into_a_tensor():
         place.copy_(torch.zeros(2))
         return x + 1
 
-    told = refused(capture(step), *[(ones(2),)] * 4, match="copied to the device")
+    told = refused(capture(step), *[(ones(2),)] * 4, match="from the host to the device")
     assert line_of(step, 1) in told
 
 
 def test_results_that_are_numbers_which_change():
     numbers = iter(range(100))
     step = capture(lambda x: (x + 1, next(numbers)))
-    refused(step, *[(ones(2),)] * 4, match="not the same in every call")
+    refused(step, *[(ones(2),)] * 4, match="differs from call to call")
 
 
 def test_arguments_that_share_memory():
@@ -423,7 +427,7 @@ def test_a_constant_of_an_optimizer_that_changes(key):
 
     step = replayed(capture(train), ones(2, 3))
     optimizer.param_groups[0][key] = 0.5
-    refused(step, (ones(2, 3),), match=f"{key} of SGD was 0.0 .* and is 0.5")
+    refused(step, (ones(2, 3),), match=f"{key} of SGD was 0.0 .* and is now 0.5")
 
 
 def test_a_parameter_group_that_was_added():
@@ -442,7 +446,7 @@ def test_a_parameter_group_that_was_added():
 
 def test_too_many_kinds_of_arguments():
     step = capture(lambda x, factor: x * factor, max_recordings=3)
-    refused(step, *[(ones(2), i) for i in range(2, 9)], match="3 recordings for different")
+    refused(step, *[(ones(2), i) for i in range(2, 9)], match="3 recordings have been made")
 
 
 def test_a_step_that_computes_nothing():

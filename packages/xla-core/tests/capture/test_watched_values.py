@@ -64,7 +64,7 @@ def recorded(function):
 def noticed(step, change):
     """The error of ``step`` after ``change``, and what it gives once it is recorded anew."""
     change(3.0)
-    with pytest.raises(CaptureError, match=r"was|has been written to|is another object") as told:
+    with pytest.raises(CaptureError, match=r"was|has changed|is no longer the object") as told:
         step(torch.ones(2, device="xla"))
     step.reset()
     assert step(torch.ones(2, device="xla")).tolist() == [3.0, 3.0]
@@ -230,7 +230,7 @@ def places_of_objects():
 @pytest.mark.parametrize("place", places_of_objects())
 def test_another_object_in(place):
     function, change = places_of_objects()[place]
-    assert "is another object" in noticed(recorded(function), change)
+    assert "is no longer the object" in noticed(recorded(function), change)
 
 
 def test_a_list_that_became_shorter():
@@ -425,7 +425,7 @@ def test_a_tensor_of_the_host_that_is_written_to(how):
     step = recorded(lambda x: HOST_TENSORS[how](x, tensor))
     tensor.fill_(2.0)  # the same value is no change
     assert step(torch.ones(2, device="xla")).tolist() == [2.0, 2.0]
-    assert "tensor on the host has been written to" in noticed(step, tensor.fill_)
+    assert "tensor, which is on the host, has changed" in noticed(step, tensor.fill_)
 
 
 class OnHost(nn.Module):
@@ -443,7 +443,9 @@ class OnHost(nn.Module):
 @pytest.mark.parametrize("as_parameter", [True, False])
 def test_a_tensor_of_a_module_on_the_host_that_is_written_to(as_parameter):
     module = OnHost(as_parameter)
-    assert "module.scale on the host" in noticed(recorded(lambda x: module(x)), module.scale.fill_)
+    assert "module.scale, which is on the host" in noticed(
+        recorded(lambda x: module(x)), module.scale.fill_
+    )
 
 
 class Counting(nn.Module):

@@ -1,4 +1,4 @@
-"""``XLA_CHECK_INDICES``: an index out of range is an IndexError at the call, or when the step has run."""
+"""``XLA_CHECK_INDICES=1``: an index out of range is an IndexError at the call, or when the step has run."""
 
 from __future__ import annotations
 
@@ -188,7 +188,8 @@ def test_off_nothing_is_recorded_for_it(monkeypatch: pytest.MonkeyPatch) -> None
 import torch, torch_xla
 from xla_core.execution import index_checks
 from xla_core.recording.entry import operations_of
-row = torch.nn.functional.embedding(torch.tensor([7], device="xla"), torch.ones(3, 4, device="xla"))
+computed = torch.tensor([7], device="xla") + 1
+row = torch.nn.functional.embedding(computed, torch.ones(3, 4, device="xla"))
 trace = row._s.trace
 print(operations_of(trace.cur.path())[-1].plan.name, len(index_checks.pending))
 """

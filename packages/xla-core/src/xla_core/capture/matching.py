@@ -171,7 +171,9 @@ def _results(
     numbers: dict[int, int],
 ) -> tuple[list[Fresh], list[Result]]:
     if former.spec != latter.spec:
-        raise refuse(errors.MSG_RESULT, name=name, got="another structure", device=trace.device)
+        raise refuse(
+            errors.MSG_RESULT, name=name, got="results in another structure", device=trace.device
+        )
     fresh: list[Fresh] = []
     places: dict[int, int] = {}
     results = []

@@ -68,9 +68,9 @@ class Placement:
 
     ``sharding`` is an HLO sharding in its text form; None means the whole value on every device
     in ``devices`` (the usual case: exactly one). All parts have one shape: where a dimension does not
-    divide, it is cut as the next larger size that does, and the rest is padding
-    (``put`` leaves zeros there). A program's arguments and results are declared with the larger size, and
-    ``ArraySpec`` with the value's own. For a program, ``devices`` lists replicas times
+    divide, it is padded to the next larger size that does
+    (``put`` leaves zeros there). The module declares its arguments and results with the larger size;
+    ``ArraySpec`` has the value's own size. For a program, ``devices`` lists replicas times
     partitions, the partitions of a replica side by side.
     """
 
@@ -84,7 +84,7 @@ class Topology:
 
     ``process_index`` of ``process_count`` processes, which meet at ``coordinator_address``
     (``host:port``) through ``distributed_client``, jaxlib's runtime client for it.
-    ``local_device_count`` overrides the plugin's own count of this process's devices.
+    ``local_device_count`` replaces the plugin's own count of this process's devices.
     ``aot_topology`` names a topology to compile for without any chip (``v5e:4x4``): the client's
     ``local_devices`` are then those of the topology and its buffers have no values.
     ``options`` are for use between one extension and one plugin.
@@ -103,8 +103,8 @@ class Topology:
 class ArraySpec:
     """Shape and numpy dtype of one program argument or result, and its HLO sharding if any.
 
-    Over several devices the shape is that of the whole value. ``sharding`` None: whole on every
-    device for an argument, what the compiler likes for a result (``Executable.output_shardings``).
+    Over several devices the shape is that of the whole value. ``sharding`` None means, for an argument, the whole
+    value on every device, and for a result whatever the compiler chooses (``Executable.output_shardings``).
     """
 
     shape: tuple[int, ...]
@@ -122,10 +122,10 @@ class Program:
     ``stablehlo`` is MLIR bytecode in the StableHLO, CHLO and Shardy dialects; a plugin that hands it to another
     XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an input with the output that
     may reuse its memory (donation), also recorded in the module itself. ``options`` are compiler options by the
-    compiler's own names. ``largest`` is how many elements the largest value has that a step of one program
-    works on; None for a stage, which may run many times in each step, and if it is not known. ``runs`` is how
-    many programs a step runs in a row, where this is one of them: the step pays the price of one about that
-    number of times.
+    compiler's own names. ``largest`` is the number of elements of the largest value that the program computes or
+    takes; None if it is not known, and for one stage of a step, which may run many times in each step. ``runs``
+    is the number of programs that the step runs one after another, this one included: about how many times the
+    step pays for a launch.
     """
 
     name: str
@@ -151,8 +151,8 @@ class Outlining:
     ``Program.options`` for programs with such functions. A step of at least ``min_staged`` operations
     is compiled as several programs that run in a row, so that a function is compiled once where the
     compiler would clone it (None: never), unless these would have fewer than ``min_stage`` operations
-    on average: each costs a launch. Where there were more than ``most_stages``, a stage stands for
-    several calls in a row (None: for any number of stages). ``never_inside`` names operators
+    on average: each costs a launch. If there would be more than ``most_stages`` stages, one stage contains
+    several calls in a row (None: no such limit). ``never_inside`` names operators
     (``aten.convolution.default``) that this compiler makes slower inside a function than outside.
     """
 

@@ -1,4 +1,9 @@
-"""Operators that take indices, made to record the smallest and the largest of them (``XLA_CHECK_INDICES``)."""
+"""Operators that take indices, made to refuse those that are out of range.
+
+By default they check what costs nothing to check: indices that were uploaded, of which the upload noted the
+smallest and the largest. With ``XLA_CHECK_INDICES=1`` they check all indices, and record the smallest and the
+largest of those that a step computes. With ``0`` they check none.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,7 @@ from xla_core.recording import source_location
 from xla_core.recording.storage import PLACEHOLDER
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.support import flags
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.reference_kernels import keep_whole
 from xla_core.torch_bridge.torch_private import current_backward
@@ -51,7 +57,7 @@ def _along(negative: bool) -> _Finder:
 
 
 def _rows(table: Operand, indices: Operand, *_rest: object) -> Iterator[_Found]:
-    yield 0, table.shape[0], indices, False, None
+    yield *_size(table, 0), indices, False, None
 
 
 def _flat(tensor: Operand, index: Operand, *_rest: object) -> Iterator[_Found]:
@@ -74,8 +80,7 @@ def _several(tensor: Operand, indices: Operand, *_rest: object) -> Iterator[_Fou
 def _classes(
     scores: Operand, target: Operand, _weight: object, _reduction: int, ignored: int = -100
 ) -> Iterator[_Found]:
-    dim = 0 if scores.dim() == 1 else 1
-    yield dim, scores.shape[dim], target, False, ignored
+    yield *_size(scores, 0 if scores.dim() < 2 else 1), target, False, ignored
 
 
 def _hot(classes: Operand, count: int = -1) -> Iterator[_Found]:
@@ -117,12 +122,47 @@ def install() -> None:
 
 
 def checking(overload: OpOverload, handler: Handler) -> Handler:
-    """``handler``, for an operator that takes indices one that records what tells whether they are in range."""
+    """``handler``, for an operator that takes indices one that checks them as ``XLA_CHECK_INDICES`` says."""
     operator = overload._schema.name
     known = _FINDERS.get(operator.removesuffix("_"))
     if known is None:
         return handler
-    words, find = known
+    every = flags.CHECK_INDICES.get()
+    if every is None:
+        return _checking_uploaded(operator, *known, handler)
+    return _checking_all(operator, *known, handler) if every else handler
+
+
+def _checking_uploaded(operator: str, words: str, find: _Finder, handler: Handler) -> Handler:
+    """``handler``, which first refuses uploaded indices that are out of range."""
+
+    @functools.wraps(handler)
+    def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:
+        for dim, size, index, negative, ignored in find(*args):
+            extremes = index._s.known_extremes() if isinstance(index, XLATensor) else None
+            if extremes is None:
+                continue
+            low = -size if negative else 0
+            smallest, largest = extremes
+            if (smallest < low and smallest != ignored) or (largest >= size and largest != ignored):
+                wanted = Range(operator, words, dim, low, size, *source_location.user_line())
+                _check_exactly(wanted, index, ignored)
+        return handler(args, kwargs)
+
+    return checked
+
+
+def _check_exactly(wanted: Range, index: XLATensor, ignored: int | None) -> None:
+    """Check the indices themselves: ``index`` may be a view of a few of the numbers that were uploaded."""
+    trace = index._s.trace
+    if _can_be_read(trace):
+        values = transfers.in_buffer(index)
+        if values.numel():
+            wanted.check(*_extremes(wanted, values, ignored).tolist())
+
+
+def _checking_all(operator: str, words: str, find: _Finder, handler: Handler) -> Handler:
+    """``handler``, which also records what tells whether the indices are in range."""
 
     @functools.wraps(handler)
     def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:
@@ -153,17 +193,22 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
 def _known_values(trace: Trace, index: torch.Tensor) -> torch.Tensor | None:
     """On the CPU: the values of an index tensor that no step has to compute first; None of any other.
 
-    Over a mesh, reading would gather the parts of the tensor; of a view of a few elements it would copy the whole.
+    Of a view of a few elements, reading would copy the whole.
     """
     if not isinstance(index, XLATensor):
         return index
     held = index._s
-    backend = trace.backend
-    if trace.body_recorder is not None or backend.shapes_only or backend.virtual_name is not None:
+    if not _can_be_read(trace):
         return None
     if held.buffer is None or held.buffer is PLACEHOLDER or held.meta.numel != index.numel():
         return None
     return transfers.leave(index, torch.device("cpu"))
+
+
+def _can_be_read(trace: Trace) -> bool:
+    """Whether buffers can be read as they are: over a mesh this would gather parts, a function's body has none."""
+    backend = trace.backend
+    return trace.body_recorder is None and not backend.shapes_only and backend.virtual_name is None
 
 
 def _extremes(wanted: Range, index: torch.Tensor, ignored: int | None) -> Operand:

@@ -219,9 +219,8 @@ def _handler_for(overload: OpOverload) -> Handler:
 
 @untraced
 def _handler_with_checks(overload: OpOverload) -> Handler:
-    """The handler of ``overload``, which also checks indices if ``XLA_CHECK_INDICES`` is set."""
-    handler = make_handler(overload)
-    return index_ranges.checking(overload, handler) if flags.CHECK_INDICES.get() else handler
+    """The handler of ``overload``, which also checks indices as ``XLA_CHECK_INDICES`` says."""
+    return index_ranges.checking(overload, make_handler(overload))
 
 
 def _writing(overload: OpOverload, facts: Signature) -> Handler | None:

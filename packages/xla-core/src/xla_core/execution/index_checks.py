@@ -1,9 +1,9 @@
-"""Checks of indices that steps compute, while ``XLA_CHECK_INDICES`` is on.
+"""Checks of indices that steps compute, while ``XLA_CHECK_INDICES=1``.
 
-XLA programs cannot raise errors: an index that is out of range reads or writes something, or nothing. With checking
-on, an operator checks indices with known values when it is called (``dispatch.index_ranges``). For other indices it
-also records their smallest and largest value. These are ordinary results of the step, and are checked here after it
-has run.
+XLA programs cannot raise errors: an index that is out of range reads or writes something, or nothing. An operator
+checks indices with known values when it is called (``dispatch.index_ranges``). With ``XLA_CHECK_INDICES=1`` it also
+records the smallest and the largest value of other indices. These are ordinary results of the step, and are checked
+here after it has run.
 """
 
 from __future__ import annotations

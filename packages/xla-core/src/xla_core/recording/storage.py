@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,14 +36,16 @@ class Storage:
     memory; None means that the tensor has not been written to (``torch.empty``). ``version`` counts writes, so
     that views know whether the value they read last is still valid. ``annotation`` exists only if an extension
     has set it: its own data about this tensor. ``varying`` exists only if the user has marked dimensions: it maps
-    them to the largest sizes that they may have, or None.
+    them to the largest sizes that they may have, or None. ``_extremes`` exists only if integers were uploaded.
     """
 
     __slots__ = (
-        "trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "varying", "__weakref__",
+        "trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "varying", "_extremes",
+        "__weakref__",
     )  # fmt: skip
     annotation: Any
     varying: dict[int, int | None]
+    _extremes: tuple[weakref.ref[Any], int, int] | None
 
     # Any: a Trace, whose module imports this one
     def __init__(self, trace: Any, meta: TensorMeta, vid: int, epoch: int) -> None:
@@ -89,6 +92,22 @@ class Storage:
     def mark_varying(self, dim: int, most: int | None) -> None:
         """Mark a dimension as changing from step to step; ``most`` is its largest size, or None."""
         self.varying = {**getattr(self, "varying", {}), dim: most}
+
+    def note_extremes(self, smallest: int, largest: int) -> None:
+        """Remember the smallest and the largest number of the value in the present buffer."""
+        self._extremes = (weakref.ref(self.buffer), smallest, largest)
+
+    def replace_by(self, fresh: Storage) -> None:
+        """Take the value of another storage that has a buffer: a write, which views see."""
+        self.replace(fresh.buffer)
+        self._extremes = getattr(fresh, "_extremes", None)
+
+    def known_extremes(self) -> tuple[int, int] | None:
+        """The smallest and the largest number of the current value, if they were noted for its buffer."""
+        noted = getattr(self, "_extremes", None)
+        if noted is None or self.buffer is None or noted[0]() is not self.buffer:
+            return None
+        return noted[1:]
 
 
 def binding(storages: Sequence[Storage], buffers: Iterable[object]) -> Iterator[None]:

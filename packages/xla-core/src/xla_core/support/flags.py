@@ -371,9 +371,11 @@ SYNC_WAIT: Final = Flag(
 )
 CHECK_INDICES: Final = Flag(
     "XLA_CHECK_INDICES",
-    parse_bool,
-    False,
-    "`1` raises IndexError for indices out of range; set it before the program starts",
+    parse_auto,
+    None,
+    "indices that are uploaded raise IndexError if they are out of range; `1` checks all indices, `0` none; set it "
+    "before the program starts",
+    shown="auto",
     see="docs/compatibility.md#indices-out-of-range",
 )
 COPY_CPU_OPERANDS: Final = Flag(

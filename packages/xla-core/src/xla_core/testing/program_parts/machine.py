@@ -57,6 +57,7 @@ class Machine(MachineState):
     def __init__(self, device: torch.device, sync: Callable[[], None]) -> None:
         super().__init__(device, sync)
         self.executed = 0
+        self._reshaped: list[torch.Tensor] = []
 
     # -- running -------------------------------------------------------------------------------
 
@@ -156,17 +157,19 @@ class Machine(MachineState):
         target = instruction.target
         if "_foreach_" in target and not self._succeeds(instruction):
             raise UndefinedProgramError  # the CPU has written to some of its tensors by then
+        if target not in ("set_", "resize_", "swap", "requires_grad_", "detach_", *_RESHAPES):
+            return
+        tensors = [self._resolve(a) for a in instruction.args]
+        first = tensors[0]
+        seen_through = any(t._base is first for t in self.slots.values())
+        if target in ("set_", "resize_", *_RESHAPES):
+            self._reshaped.append(first)
         if target in ("set_", *_RESHAPES):
-            first = self._resolve(instruction.args[0])
-            seen_through = any(t._base is first for t in self.slots.values())
             moved = target == "set_" and first._is_view()
             if first.requires_grad and (seen_through or moved):
                 # histories of views that no longer exist: made again from strides, or not at all
                 raise UndefinedProgramError
             return
-        if target not in ("resize_", "swap", "requires_grad_", "detach_"):
-            return
-        tensors = [self._resolve(a) for a in instruction.args]
         if target == "resize_":
             # in a later iteration a mask may have selected fewer elements than it is resized to
             if math.prod(tensors[1]) > tensors[0].numel():
@@ -175,8 +178,10 @@ class Machine(MachineState):
         if target != "detach_" and any(t._is_view() for t in tensors):
             # refused if anything refers to them, views of views among it; a leaf amid views
             raise UndefinedProgramError
-        if target == "detach_" and any(t._base is tensors[0] for t in self.slots.values()):
+        if target == "detach_" and seen_through:
             raise UndefinedProgramError  # views of what is detached
+        if target == "requires_grad_" and seen_through and any(t is first for t in self._reshaped):
+            raise UndefinedProgramError  # as above: only now the views get histories
 
     def _succeeds(self, instruction: Instruction) -> bool:
         """Whether an operator on a list of CPU tensors works, tried on copies."""
