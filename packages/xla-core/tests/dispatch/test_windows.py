@@ -5,6 +5,9 @@ import torch
 
 from xla_core.testing.against_cpu import assert_same, attempt
 
+# The windows here are the CPU's, whose strides users have; test_strides.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:as_strided.. of a view that is not contiguous")
+
 VIEWS = {
     "whole": lambda x: x,
     "rows": lambda x: x[1:],

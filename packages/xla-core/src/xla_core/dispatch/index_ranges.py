@@ -46,7 +46,8 @@ def _size(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
     """A dimension, counted from the front, and its size; a tensor without dimensions counts as one number."""
     if not tensor.dim():
         return 0, 1
-    return dim % tensor.dim(), tensor.shape[dim]
+    dim %= tensor.dim()  # of a wrong one, the operator complains itself
+    return dim, tensor.shape[dim]
 
 
 def _along(negative: bool) -> _Finder:

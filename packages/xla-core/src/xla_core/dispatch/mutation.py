@@ -316,7 +316,7 @@ def _without_repeats(target: XLATensor) -> XLATensor:
     """A view of what an expanded tensor shows, each element once: PyTorch allows to fill it."""
     place = geometry(target._s, target._v)
     steps = zip(target.shape, place.stride, strict=True)
-    shape = [1 if step == 0 else size for size, step in steps]
+    shape = [min(size, 1) if step == 0 else size for size, step in steps]
     return handler_of(_AS_STRIDED)((target, shape, place.stride, place.offset), None)
 
 

@@ -224,6 +224,9 @@ def _handler_with_checks(overload: OpOverload) -> Handler:
 
 
 def _writing(overload: OpOverload, facts: Signature) -> Handler | None:
+    whole = whole_kernel(overload)
+    if whole is not None:
+        return _calling(whole)
     pure = pure_form(overload)
     if facts.inplace_view and pure is not None:
         return views.inplace_view_handler(pure)

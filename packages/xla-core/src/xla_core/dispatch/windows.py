@@ -6,6 +6,7 @@ from its storage, or from what the CPU would have copied on the way (a reshaped 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from xla_core.recording.storage import chain
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.strided_gradients import SHIFT, Place, register
+from xla_core.torch_bridge.torch_private import current_backward
 
 aten = torch.ops.aten
 
@@ -39,6 +41,11 @@ MSG_SRC_SIZE: Final = (
 MSG_SCATTER_GRADIENT: Final = (
     "as_strided_scatter has a gradient for contiguous tensors only, as on the CPU; "
     "call .contiguous() on the tensor before"
+)
+MSG_STRIDES: Final = (
+    "as_strided() of a view that is not contiguous: sizes and strides count the elements of its storage, as on "
+    "the CPU, but stride() and storage_offset() of an xla tensor are those of a contiguous one. If you computed "
+    "the strides from stride(), call .contiguous() on the view before"
 )
 MSG_DETACHED_PART: Final = (
     "a write in place into as_strided() of a tensor that was detached from a part of its storage has no "
@@ -165,6 +172,8 @@ def _place_of(tensor: torch.Tensor) -> Place | None:
     """
     if not isinstance(tensor, XLATensor) or tensor._v is None:
         return None
+    if not is_dense(tensor) and current_backward() == -1:
+        warnings.warn(MSG_STRIDES, UserWarning, stacklevel=3)
     place = geometry(tensor._s, tensor._v)
     shift = 0 if _begins_with_its_base(tensor) else _NOWHERE
     return views.with_strides(tensor, place.stride, place.offset - shift), shift

@@ -11,6 +11,9 @@ Autograd has derivatives of some whole operators, which it takes for nested tens
 Where no gradient is recorded, nothing lies between these kernels and ``__torch_dispatch__``, so that it is
 called at once. Batch norm in evaluation needs its first result only then; with gradients it leaves out a tensor
 that PyTorch reserves for cuDNN. Convolutions are here for inference mode, which has no C++ above Python.
+
+Two operators are here because their parts are wrong on views: ``stft`` and ``fill_diagonal_`` compute windows for
+``as_strided`` from the strides of their operand, and an xla tensor reports those of a contiguous one.
 """
 
 from __future__ import annotations
@@ -364,8 +367,51 @@ def _ctc_loss(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -
     return ctc_loss
 
 
+# -- operators that look at strides ----------------------------------------------------------------
+
+
+def _stft(
+    overload: OpOverload, tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole
+) -> Kernel:
+    by_parts = _by_parts(overload)
+
+    def stft(input: Operand, *options: Operand, **named: Operand) -> Operand:
+        """``stft`` by its parts, of a copy that is what it reports: contiguous."""
+        dense = input.clone() if type(input) is tensor_class else input
+        return by_parts(dense, *options, **named)
+
+    return stft
+
+
+def _fill_diagonal(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.fill_diagonal_.default)
+
+    def fill_diagonal_(input: Operand, value: Operand, wrap: bool = False) -> Operand:
+        """``fill_diagonal_`` through views that show the diagonal, wherever the elements lie."""
+        if type(input) is not tensor_class:
+            return by_parts(input, value, wrap)
+        shape = tuple(input.shape)
+        by_parts(torch.empty(shape, dtype=input.dtype, device="meta"), value, wrap)  # its errors
+        if len(shape) == 2:
+            rows, columns = shape
+            period = columns + 1 if wrap else max(rows, 1)
+            for start in range(0, rows, period):
+                input[start : start + columns].diagonal().fill_(value)
+            return input
+        diagonal = input.diagonal()
+        for _ in shape[2:]:
+            diagonal = diagonal.diagonal(0, 0, -1)
+        diagonal.fill_(value)
+        return input
+
+    return fill_diagonal_
+
+
 _MAKERS: Final[dict[str, KernelMaker]] = {
     "ctc_loss.Tensor": _ctc_loss,
+    "stft": functools.partial(_stft, _aten.stft.default),
+    "stft.center": functools.partial(_stft, _aten.stft.center),
+    "fill_diagonal_": _fill_diagonal,
     "linear": _linear,
     "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,

@@ -63,6 +63,13 @@ def test_batch_norm_without_statistics() -> Iterator[Call]:
     )
 
 
+def test_batch_norm_of_nothing() -> None:
+    nothing = torch.zeros(0)
+    for device in ("cpu", "xla"):
+        x = nothing.to(device)
+        assert torch.nn.functional.batch_norm(x, x, x).tolist() == []
+
+
 def test_other_batch_norms() -> None:
     x, weight, bias = torch.randn(4, 3, 5), torch.randn(3), torch.randn(3)
     stats = torch.randn(3), torch.rand(3) + 0.5

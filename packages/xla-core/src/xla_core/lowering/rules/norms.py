@@ -148,6 +148,8 @@ def batch_norm_inference(
     eps: float,
 ) -> Array:
     """Batch normalisation by the running statistics; nothing is kept for a backward pass."""
+    if input.ndim < 2:  # no channels: PyTorch takes it only if there are no elements either
+        return input
     wide = opmath(input)
     mean, _, rstd = _batch_statistics(wide, running_mean, running_var, False, eps)
     shape = _channel_axes(input)[1]
