@@ -125,8 +125,11 @@ def _data(_machine: MachineState, t: torch.Tensor) -> torch.Tensor:
     return t.data
 
 
-def _swap(_machine: MachineState, a: torch.Tensor, b: torch.Tensor) -> None:
+def _swap(machine: MachineState, a: torch.Tensor, b: torch.Tensor) -> None:
     torch.utils.swap_tensors(a, b)
+    for slot, tensor in machine.slots.items():
+        if tensor is a or tensor is b:  # its version is the other tensor's now
+            machine.versions[slot] = tensor._version
 
 
 def _set_data(_machine: MachineState, t: torch.Tensor, value: torch.Tensor) -> None:
