@@ -1,12 +1,13 @@
 """``as_strided`` and related operators, whose offsets count from the storage's start, not from the view's.
 
+Without an offset, strides count as the tensor reports its own (see ``strided_gradients``).
+
 A tensor that shows a whole storage is what the rules know: their base is contiguous. A view is looked at anew
 from its storage, or from what the CPU would have copied on the way (a reshaped transpose).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,8 +23,7 @@ from xla_core.recording.geometry import geometry
 from xla_core.recording.storage import chain
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
-from xla_core.torch_bridge.strided_gradients import SHIFT, Place, register
-from xla_core.torch_bridge.torch_private import current_backward
+from xla_core.torch_bridge.strided_gradients import SHIFT, Place, in_storage, register
 
 aten = torch.ops.aten
 
@@ -42,11 +42,6 @@ MSG_SCATTER_GRADIENT: Final = (
     "as_strided_scatter has a gradient for contiguous tensors only, as on the CPU; "
     "call .contiguous() on the tensor before"
 )
-MSG_STRIDES: Final = (
-    "as_strided() of a view that is not contiguous: sizes and strides count the elements of its storage, as on "
-    "the CPU, but stride() and storage_offset() of an xla tensor are those of a contiguous one. If you computed "
-    "the strides from stride(), call .contiguous() on the view before"
-)
 MSG_DETACHED_PART: Final = (
     "a write in place into as_strided() of a tensor that was detached from a part of its storage has no "
     "gradient on an xla device; call .clone() on the detached tensor before as_strided()"
@@ -64,7 +59,10 @@ def as_strided_handler() -> Handler:
             return whole((tensor, size, stride, offset), None)
         place = geometry(tensor._s, tensor._v)
         base = _base(tensor, place.skipped)
-        offset = place.offset if offset is None else offset + tensor.__dict__.get(SHIFT, 0)
+        if offset is None:  # in inference mode; else autograd's kernel has looked at the strides
+            stride, offset = in_storage(tensor.shape, place.stride, stride), place.offset
+        else:
+            offset += tensor.__dict__.get(SHIFT, 0)
         _check_repeated(offset)
         seen = whole((base, size, stride, offset), None)
         if place.conjugate:
@@ -172,8 +170,6 @@ def _place_of(tensor: torch.Tensor) -> Place | None:
     """
     if not isinstance(tensor, XLATensor) or tensor._v is None:
         return None
-    if not is_dense(tensor) and current_backward() == -1:
-        warnings.warn(MSG_STRIDES, UserWarning, stacklevel=3)
     place = geometry(tensor._s, tensor._v)
     shift = 0 if _begins_with_its_base(tensor) else _NOWHERE
     return views.with_strides(tensor, place.stride, place.offset - shift), shift

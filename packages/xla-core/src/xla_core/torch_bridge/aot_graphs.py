@@ -149,6 +149,7 @@ def run_plainly_after(
 
     class WithPlainRuns(type(backend)):  # type: ignore[misc]
         def __call__(self, gm: Any, example_inputs: object, **kwargs: object) -> Callable[..., Any]:
+            _keep_true_strides(gm)
             compiled = super().__call__(gm, example_inputs, **kwargs)
 
             def run(*args: Operand) -> Operand:
@@ -166,6 +167,30 @@ def run_plainly_after(
             return run
 
     backend.__class__ = WithPlainRuns
+
+
+# The position of the offset among the arguments of what makes windows in Dynamo's graphs.
+_WINDOWS: Final = {
+    "as_strided": 3, "as_strided_": 3, torch.as_strided: 3, torch.as_strided_copy: 3,
+    torch.as_strided_scatter: 4,
+}  # fmt: skip
+
+
+def _keep_true_strides(gm: Any) -> None:
+    """Write offsets into a graph where ``as_strided`` has none.
+
+    Tensors that stand in for those of the device have true strides, except for the graph's arguments. Without an
+    offset, strides would count as those that the device's tensors report (``strided_gradients``).
+    """
+    for node in gm.graph.nodes:
+        position = _WINDOWS.get(node.target)
+        if position is None or len(node.args) > position or "storage_offset" in node.kwargs:
+            continue
+        seen = node.args[0] if node.args else node.kwargs.get("input")
+        if getattr(seen, "op", "placeholder") != "placeholder":
+            offset = int(seen.meta["example_value"].storage_offset())  # torch 2.11 to 2.15
+            node.kwargs = {**node.kwargs, "storage_offset": offset}
+    gm.recompile()
 
 
 def run_effects_in_order(tensor_class: type) -> None:

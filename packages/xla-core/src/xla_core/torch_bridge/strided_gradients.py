@@ -4,11 +4,16 @@ The gradient of ``as_strided`` scatters into a storage and looks at it as the op
 the operand's strides. All ``xla`` tensors say that they are contiguous, which is not true of views. So kernels of
 our own stand before autograd's, only for ``as_strided`` and related operators, and give it an alias that says what
 is true. Seen in torch 2.11 to 2.15.
+
+Callers read strides, too: ``x.as_strided(size, (x.stride(0) // 2, x.stride(1)))`` without an offset is how
+windows are made. Such strides count what ``x`` reports; here they become the true ones of the same steps. With an
+offset, strides and offset count the elements of the storage, as on the CPU. So autograd repeats views: the strides
+that it has kept are true already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -37,6 +42,29 @@ Place = tuple[torch.Tensor, int]
 """A tensor whose C++ part has a view's strides and an offset; what is to be added to such offsets."""
 
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
+
+def in_storage(shape: Sequence[int], true: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Strides over the storage for ``strides``, which count the elements of a view as if it were contiguous.
+
+    ``true`` are the strides with which the view of this shape looks at its storage. A step through the view is so
+    many steps along its dimensions, the first dimension first.
+    """
+    dims = [(size, step) for size, step in zip(shape, true, strict=True) if size > 1]
+    if not dims:
+        return list(strides)
+    counted, unit = [], 1  # the view's strides as it reports them, the last dimension first
+    for size, step in reversed(dims):
+        counted.append((unit, step))
+        unit *= size
+    found = []
+    for stride in strides:
+        total = 0
+        for reported, step in reversed(counted):
+            steps, stride = divmod(stride, reported)
+            total += steps * step
+        found.append(total)
+    return found
 
 
 def register(place_of: Callable[[torch.Tensor], Place | None]) -> None:
@@ -76,12 +104,14 @@ def _past_ours(keys: Any) -> object:
 
 def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> object:
     def as_strided(
-        keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
+        keys: object, tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
     ) -> torch.Tensor:
         _check_transforms(tensor, overload, place_of)
         place = place_of(tensor)
         if place is not None:
             true, shift = place
+            if storage_offset is None:
+                stride = in_storage(tensor.shape, true.stride(), stride)
             tensor = aten.alias.default(tensor)
             set_data(tensor, true)
             setattr(tensor, SHIFT, shift)
@@ -94,7 +124,7 @@ def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> ob
 
 def _in_place(overload: OpOverload, place_of: Callable[..., Place | None]) -> object:
     def as_strided_(
-        keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
+        keys: object, tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
     ) -> torch.Tensor:
         _check_transforms(tensor, overload, place_of)
         place = place_of(tensor)
@@ -102,6 +132,8 @@ def _in_place(overload: OpOverload, place_of: Callable[..., Place | None]) -> ob
         if place is None:
             return overload.redispatch(keys, tensor, size, stride, storage_offset)
         true, shift = place
+        if storage_offset is None:
+            stride = in_storage(tensor.shape, true.stride(), stride)
         former = tensor.detach()
         set_data(tensor, true)
         setattr(tensor, SHIFT, shift)

@@ -137,6 +137,7 @@ class Machine(MachineState):
             raise UndefinedProgramError  # not even the CPU checks this everywhere
         for index in instruction.writes:
             self._check_memory(instruction, index)
+            self._check_history(instruction, index)
         self._check_promised(instruction)
 
     def _check_memory(self, instruction: Instruction, written: int) -> None:
@@ -151,6 +152,15 @@ class Machine(MachineState):
             alike = geometry(operand) == geometry(target) and instruction.target in ELEMENTWISE
             if not alike and shares_memory(operand, target):
                 raise UndefinedProgramError
+
+    def _check_history(self, instruction: Instruction, written: int) -> None:
+        """Whether a write gives no history to a view of what has got another shape since."""
+        base = self.slots[written]._base
+        if base is None or not any(t is base for t in self._reshaped):
+            return
+        operands = _slots_in((instruction.args, instruction.kwargs))
+        if any(self.slots[index].requires_grad for index in operands):
+            raise UndefinedProgramError  # made from strides, or by repeating the view on that shape
 
     def _check_promised(self, instruction: Instruction) -> None:
         """Whether PyTorch says anywhere what an instruction does to these tensors."""
