@@ -57,14 +57,14 @@ def in_storage(shape: Sequence[int], true: Sequence[int], strides: Sequence[int]
     for size, step in reversed(dims):
         counted.append((unit, step))
         unit *= size
-    found = []
+    translated = []
     for stride in strides:
         total = 0
         for reported, step in reversed(counted):
             steps, stride = divmod(stride, reported)
             total += steps * step
-        found.append(total)
-    return found
+        translated.append(total)
+    return translated
 
 
 def register(place_of: Callable[[torch.Tensor], Place | None]) -> None:

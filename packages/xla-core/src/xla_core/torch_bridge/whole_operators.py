@@ -371,14 +371,15 @@ def _ctc_loss(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -
 
 
 def _stft(
-    overload: OpOverload, tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole
+    overload: OpOverload, _tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole
 ) -> Kernel:
     by_parts = _by_parts(overload)
 
     def stft(input: Operand, *options: Operand, **named: Operand) -> Operand:
         """``stft`` by its parts, of a copy that is what it reports: contiguous."""
-        dense = input.clone() if type(input) is tensor_class else input
-        return by_parts(dense, *options, **named)
+        if input.dim() == 1:  # the parts would look at it through a view
+            return by_parts(input.unsqueeze(0).clone(), *options, **named).squeeze(0)
+        return by_parts(input.clone(), *options, **named)
 
     return stft
 
