@@ -195,3 +195,23 @@ def test_normal_draws_in_the_shape_of_out(shape):
         return out.shape, bool((out > 90).all()), len(set(out.flatten().tolist())) > 1
 
     assert drawn("xla") == drawn("cpu")
+
+
+GROWING = {
+    "the end of a storage": lambda x: (x, x.flatten()[4:]),
+    "a storage with views": lambda x: (x.view(6), x),
+    "a transpose": lambda x: (x, x.t()[1:]),
+    "a part in the middle": lambda x: (x, x.flatten()[1:3]),
+    "an empty part": lambda x: (x, x.flatten()[:0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("part", GROWING)
+def test_what_shares_memory_with_an_output_that_grows(part):
+    found = []
+    for device in ("cpu", "xla"):
+        whole, out = GROWING[part](table(device))
+        torch.mul(torch.arange(8.0).to(device) + 1, 3, out=out)
+        found.append((whole.tolist(), out.tolist()))
+    assert found[0] == found[1]

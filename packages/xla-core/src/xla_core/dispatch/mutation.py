@@ -222,8 +222,17 @@ def _store(out: Operand, result: XLATensor, name: str) -> None:
             had, needed = list(out.shape), list(result.shape)
             text = MSG_OUT_RESIZED.format(had=had, needed=needed)
             warnings.warn_explicit(text, UserWarning, *source_location.user_line())
+        _write_to_former_place(out, result)
         resize(out, tuple(result.shape))
     handler_of(torch.ops.aten.copy_.default)((out, result), None)
+
+
+def _write_to_former_place(out: XLATensor, result: XLATensor) -> None:
+    """Write what fits to the storage of an ``out=`` that is about to leave it: others may show it, too."""
+    start, room = _room(out) if out._v is not None else (0, out._s.meta.numel)
+    if start < room < start + result.numel():
+        there = handler_of(_AS_STRIDED)((out, (room - start,), (1,), start), None)
+        there.copy_(result.detach().reshape(-1)[: room - start])
 
 
 def normal_into(args: Operands, kwargs: NamedOperands | None) -> Operand:
