@@ -149,3 +149,27 @@ def test_a_large_tensor_is_viewed_in_another_dtype(dtype):
     check(lambda x: x.view(dtype), torch.zeros(3, 4096, dtype=torch.uint8))
     cpu_error_parity._taken.clear()
     check(lambda x: x.view(dtype), torch.zeros(4096, 3, dtype=torch.uint8))
+
+
+CLAMPS = {
+    "clamp_": lambda x, low, high: x.clamp_(low, high),
+    "clamp_ below": lambda x, low, high: x.clamp_(min=low),
+    "clamp_max_": lambda x, low, high: x.clamp_max_(high),
+    "clamp_min_": lambda x, low, high: x.clamp_min_(low),
+    "out=": lambda x, low, high: torch.clamp(x.clone(), low, high, out=x),
+}
+
+
+@pytest.mark.parametrize("bounds", [torch.int8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("name", CLAMPS)
+def test_clamping_in_place_compares_in_the_wider_dtype(name, dtype, bounds):
+    """As on the CPU: what does not fit the tensor's dtype is cut off after the comparison."""
+    found = []
+    for device in ("cpu", "xla"):
+        x = torch.tensor([5, 100, 7, 0, 120]).to(dtype).to(device)
+        low = torch.tensor([-100, 3, 8, -1, 100]).to(bounds).to(device)
+        high = torch.tensor([-2, 300, 90, 1, 110]).to(bounds).to(device)
+        CLAMPS[name](x, low, high)
+        found.append(x.tolist())
+    assert found[0] == found[1]

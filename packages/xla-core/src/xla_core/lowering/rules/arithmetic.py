@@ -308,17 +308,19 @@ def clip(value: Array, low: Scalar, high: Scalar) -> Array:
 
 @rule(
     *present("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor"),
+    promotion=Promotion.NO_OPMATH,
     lift=("min", "max"),
-    context=True,
 )
-def clamp(
-    context: RuleContext, self: Array, min: Scalar | None = None, max: Scalar | None = None
-) -> Array:
+def clamp(self: Array, min: Scalar | None = None, max: Scalar | None = None) -> Array:
     """``self`` limited to ``[min, max]``; ``max`` wins where the bounds cross."""
-    return clip(self.astype(output_dtype(context)), min, max)
+    return clip(self, min, max)
 
 
-@rule(*present("clamp_max", "clamp_max.Tensor"), lift=("max",), context=True)
-def clamp_max(context: RuleContext, self: Array, max: Scalar) -> Array:
+@rule(
+    *present("clamp_max", "clamp_max.Tensor"),
+    promotion=Promotion.NO_OPMATH,
+    lift=("max",),
+)
+def clamp_max(self: Array, max: Scalar) -> Array:
     """``self`` limited from above."""
-    return clip(self.astype(output_dtype(context)), None, max)
+    return clip(self, None, max)
