@@ -5,7 +5,7 @@ The database (``torch.testing._internal``) lists nearly every operator with samp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from unittest import mock
 
@@ -176,11 +176,20 @@ def assert_same_metas(got: Operand, expected: Operand) -> None:
     assert described[0] == described[1]
 
 
+def _dim_of(op: OpInfo, sample: SampleInput) -> int:
+    """The dimension along which an operator of ``TIES``, or ``msort``, chooses or orders elements."""
+    if op.name == "msort":
+        return 0
+    position = TIES[op.name]
+    dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
+    assert isinstance(dim, int)
+    return dim
+
+
 def picked(op: OpInfo, sample: SampleInput, result: Operand) -> list[torch.Tensor]:
     """The values that indices among the results name, in place of the indices."""
     x = sample.input
-    position = TIES[op.name]
-    dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
+    dim = _dim_of(op, sample)
     tensors = []
     for leaf in leaves(result):
         host = leaf.cpu()
@@ -236,9 +245,30 @@ def assert_gradients_agree(
         assert_same_metas(got, expected)
         return
     reference = None
-    if dtype in REFERENCE:
+    if op.name in (*TIES, "msort"):  # equal elements: any of them may have been taken
+        expected, got = (
+            _of_equal_elements(op, sample, expected),
+            _of_equal_elements(op, sample, got),
+        )
+    elif dtype in REFERENCE:
         reference = lambda: gradients_of(op, widened(sample, dtype), "cpu").value  # noqa: E731
     assert_as_accurate(got, expected, reference)
+
+
+def _of_equal_elements(
+    op: OpInfo, sample: SampleInput, gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The gradient of the sample's input, summed over elements that are equal along the operator's ``dim``."""
+    values, gradient = sample.input.detach(), gradients[0].detach().cpu().double()
+    if not values.dim():
+        return [gradient]
+    dim = _dim_of(op, sample)
+    ordered, places = values.sort(dim=dim, stable=True)
+    ordered, gradient = ordered.movedim(dim, 0), gradient.gather(dim, places).movedim(dim, 0)
+    begins = torch.ones(ordered.shape, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    groups = begins.long().cumsum(0) - 1
+    return [torch.zeros_like(gradient).scatter_add(0, groups, gradient)]
 
 
 def errors_compared(op: OpInfo) -> tuple[int, str]:
