@@ -1,7 +1,8 @@
-"""``XLA_CHECK_INDICES=1``: an index out of range is an IndexError at the call, or when the step has run."""
+"""An index out of range is an IndexError at the call, or with ``XLA_CHECK_INDICES=1`` when the step has run."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,14 +19,21 @@ from torch_xla.experimental.assume_pure import assume_pure
 from torch_xla.experimental.fori_loop import fori_loop, while_loop
 from torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from torch_xla.experimental.scan import scan
+from xla_core.contract import events
 from xla_core.testing.internals import checking_indices
 
 TABLE = torch.arange(12.0).reshape(3, 4)
 
 
+# the first call in a process says so
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
+# Tests of what is checked without XLA_CHECK_INDICES: nothing runs or waits for it.
+UPLOADED = pytest.mark.parametrize("_checking", ["auto"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
-def _checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XLA_CHECK_INDICES", "1")
+def _checking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XLA_CHECK_INDICES", getattr(request, "param", "1"))
     with checking_indices():
         yield
 
@@ -311,3 +319,111 @@ def test_a_loop_that_runs_no_iteration_takes_no_index() -> None:
     x = TABLE.to("xla")
     for looped in (in_while_loop, in_fori_loop):
         assert looped(x, torch.tensor(9, device="xla"), 0).tolist() == [0.0] * 4
+
+
+# -- uploaded indices, without the variable -----------------------------------------------------------
+
+
+def raised(call: Callable[..., object], *operands: torch.Tensor) -> BaseException | None:
+    try:
+        call(*operands)
+    except (IndexError, RuntimeError) as error:
+        return error
+    return None
+
+
+@UPLOADED
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("index", [[0, 3], [-4, 1], [-1, 0], [2, 0]], ids=str)
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "one_hot"])
+def test_uploaded_indices_raise_as_on_the_cpu(
+    name: str, index: list[int], dtype: torch.dtype
+) -> None:
+    indices = torch.tensor(index, dtype=dtype)
+    expected = raised(CALLS[name], TABLE, indices)
+    found = raised(CALLS[name], TABLE.to("xla"), indices.to("xla"))
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        assert isinstance(found, type(expected))
+
+
+@UPLOADED
+def test_the_message_names_the_line_the_operator_and_the_index() -> None:
+    with pytest.raises(IndexError) as found:
+        F.embedding(torch.tensor([1, 7], device="xla"), TABLE.to("xla"))
+    line = found.traceback[0].lineno + 1
+    assert str(found.value) == (
+        f"index out of range in self (aten::embedding, called at {__file__}:{line}, was given index 7 for "
+        "dimension 0 of size 3)"
+    )
+
+
+@UPLOADED
+def test_nothing_runs_and_the_step_goes_on() -> None:
+    x, indices = TABLE.to("xla"), torch.tensor([0, 3]).to("xla")
+    torch_xla.sync()
+    requested: list[events.RunRequested] = []
+    unsubscribe = events.subscribe(events.RunRequested, requested.append)
+    try:
+        y = x + 1
+        with pytest.raises(IndexError, match="index 3 is out of bounds for dimension 0 with size"):
+            y[indices]
+        with pytest.raises(IndexError, match="given index 3"):
+            x[indices] = -1.0
+    finally:
+        unsubscribe()
+    assert not requested
+    assert torch.equal(y.cpu(), TABLE + 1)
+    assert torch.equal(x.cpu(), TABLE)
+
+
+@UPLOADED
+def test_a_view_counts_for_what_it_shows() -> None:
+    x, indices = TABLE.to("xla"), torch.tensor([[0, 9], [2, -9]]).to("xla")
+    assert torch.equal(x[indices[:, 0]].cpu(), TABLE[[0, 2]])
+    assert torch.equal(x[indices[:1, 0].expand(3)].cpu(), TABLE[[0, 0, 0]])
+    assert x[indices[2:]].shape == (0, 2, 4)
+    with pytest.raises(IndexError, match="given index -9"):
+        x[indices[:, 1]]
+    with pytest.raises(IndexError, match="given index 9"):
+        x[indices.reshape(4)[1:3]]
+
+
+@UPLOADED
+def test_only_the_uploaded_value_counts() -> None:
+    x, indices = TABLE.to("xla"), torch.tensor([0, 9]).to("xla")
+    indices.clamp_(max=2)
+    assert torch.equal(x[indices].cpu(), TABLE[[0, 2]])
+    torch_xla.sync()
+    assert torch.equal(x[indices].cpu(), TABLE[[0, 2]])
+    indices.copy_(torch.tensor([9, 9]))
+    with pytest.raises(IndexError, match="given index 9"):
+        x[indices]
+    indices.data = torch.tensor([1, 1]).to("xla")
+    assert torch.equal(x[indices].cpu(), TABLE[[1, 1]])
+
+
+@UPLOADED
+def test_ignored_targets_may_be_anything() -> None:
+    scores = TABLE.to("xla")
+    for targets, ignored in (([0, -100, 3], -100), ([0, 255, 3], 255), ([-7, -7, -7], -7)):
+        cpu = F.cross_entropy(TABLE, torch.tensor(targets), ignore_index=ignored)
+        loss = F.cross_entropy(scores, torch.tensor(targets).to("xla"), ignore_index=ignored)
+        torch.testing.assert_close(loss.cpu(), cpu, equal_nan=True)
+    with pytest.raises(IndexError, match="Target 4 is out of bounds"):
+        F.cross_entropy(scores, torch.tensor([0, -100, 4]).to("xla"))
+
+
+@pytest.mark.parametrize("value", ["0", "auto"])
+def test_the_variable_turns_it_off(value: str) -> None:
+    script = """
+import torch, torch_xla
+torch.ones(3, 4, device="xla")[torch.tensor([7], device="xla")]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XLA_CHECK_INDICES": value},
+        capture_output=True,
+        text=True,
+    )
+    assert ("IndexOutOfRangeError" in done.stderr) == (value == "auto"), done.stderr

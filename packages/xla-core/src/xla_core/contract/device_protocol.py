@@ -67,10 +67,9 @@ class Placement:
     """Where an array or a program lives: global device ids, and how values are split over them.
 
     ``sharding`` is an HLO sharding in its text form; None means the whole value on every device
-    in ``devices`` (the usual case: exactly one). All parts have one shape: where a dimension does not
-    divide, it is padded to the next larger size that does
-    (``put`` leaves zeros there). The module declares its arguments and results with the larger size;
-    ``ArraySpec`` has the value's own size. For a program, ``devices`` lists replicas times
+    in ``devices`` (the usual case: exactly one). All parts have one shape: a dimension that does not divide is
+    padded to the next larger size that does, by ``put`` with zeros. The module declares its arguments and results
+    with the larger size; ``ArraySpec`` has the value's own size. For a program, ``devices`` lists replicas times
     partitions, the partitions of a replica side by side.
     """
 

@@ -203,7 +203,7 @@ def _known_values(trace: Trace, index: torch.Tensor) -> torch.Tensor | None:
         return None
     if held.buffer is None or held.buffer is PLACEHOLDER or held.meta.numel != index.numel():
         return None
-    return transfers.leave(index, torch.device("cpu"))
+    return transfers.in_buffer(index)
 
 
 def _can_be_read(trace: Trace) -> bool:

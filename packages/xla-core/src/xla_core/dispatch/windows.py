@@ -163,7 +163,7 @@ def _with_its_storage(tensor: XLATensor) -> XLATensor:
 
 
 def _place_of(tensor: torch.Tensor) -> Place | None:
-    """Where a view lies, for the gradient of ``as_strided``; None of whole storages.
+    """Where a view lies, for the gradient of ``as_strided``; None where that is what the tensor reports.
 
     Autograd also repeats a view on a tensor like its base, once it was written to. Then a base that was
     detached from a part of its storage is one of its own, and offsets mean something else: that is refused.
@@ -172,7 +172,8 @@ def _place_of(tensor: torch.Tensor) -> Place | None:
         return None
     place = geometry(tensor._s, tensor._v)
     shift = 0 if _begins_with_its_base(tensor) else _NOWHERE
-    return views.with_strides(tensor, place.stride, place.offset - shift), shift
+    true = views.with_strides(tensor, place.stride, place.offset - shift)
+    return None if true.is_contiguous() and not true.storage_offset() else (true, shift)
 
 
 def _begins_with_its_base(tensor: XLATensor) -> bool:

@@ -182,6 +182,7 @@ def _keep_true_strides(gm: Any) -> None:
     Tensors that stand in for those of the device have true strides, except for the graph's arguments. Without an
     offset, strides would count as those that the device's tensors report (``strided_gradients``).
     """
+    changed = False
     for node in gm.graph.nodes:
         position = _WINDOWS.get(node.target)
         if position is None or len(node.args) > position or "storage_offset" in node.kwargs:
@@ -190,7 +191,9 @@ def _keep_true_strides(gm: Any) -> None:
         if getattr(seen, "op", "placeholder") != "placeholder":
             offset = int(seen.meta["example_value"].storage_offset())  # torch 2.11 to 2.15
             node.kwargs = {**node.kwargs, "storage_offset": offset}
-    gm.recompile()
+            changed = True
+    if changed:
+        gm.recompile()
 
 
 def run_effects_in_order(tensor_class: type) -> None:

@@ -12,8 +12,8 @@ Where no gradient is recorded, nothing lies between these kernels and ``__torch_
 called at once. Batch norm in evaluation needs its first result only then; with gradients it leaves out a tensor
 that PyTorch reserves for cuDNN. Convolutions are here for inference mode, which has no C++ above Python.
 
-Two operators are here because their parts are wrong on views: ``stft`` and ``fill_diagonal_`` compute windows for
-``as_strided`` from the strides of their operand, and an xla tensor reports those of a contiguous one.
+``fill_diagonal_`` is here because its parts are wrong on views: they call ``as_strided`` with the offset of their
+operand, and an xla tensor reports that it begins at 0.
 """
 
 from __future__ import annotations
@@ -367,21 +367,7 @@ def _ctc_loss(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -
     return ctc_loss
 
 
-# -- operators that look at strides ----------------------------------------------------------------
-
-
-def _stft(
-    overload: OpOverload, _tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole
-) -> Kernel:
-    by_parts = _by_parts(overload)
-
-    def stft(input: Operand, *options: Operand, **named: Operand) -> Operand:
-        """``stft`` by its parts, of a copy that is what it reports: contiguous."""
-        if input.dim() == 1:  # the parts would look at it through a view
-            return by_parts(input.unsqueeze(0).clone(), *options, **named).squeeze(0)
-        return by_parts(input.clone(), *options, **named)
-
-    return stft
+# -- an operator that looks at offsets -------------------------------------------------------------
 
 
 def _fill_diagonal(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -> Kernel:
@@ -410,8 +396,6 @@ def _fill_diagonal(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWho
 
 _MAKERS: Final[dict[str, KernelMaker]] = {
     "ctc_loss.Tensor": _ctc_loss,
-    "stft": functools.partial(_stft, _aten.stft.default),
-    "stft.center": functools.partial(_stft, _aten.stft.center),
     "fill_diagonal_": _fill_diagonal,
     "linear": _linear,
     "batch_norm": _batch_norm,
