@@ -259,6 +259,8 @@ def _of_equal_elements(
     op: OpInfo, sample: SampleInput, gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The gradient of the sample's input, summed over elements that are equal along the operator's ``dim``."""
+    if not gradients:  # argsort has none
+        return []
     values, gradient = sample.input.detach(), gradients[0].detach().cpu().double()
     if not values.dim():
         return [gradient]
