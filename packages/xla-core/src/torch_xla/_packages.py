@@ -9,7 +9,9 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, ModuleType
-from typing import Any, Final
+from typing import Final
+
+from xla_core.contract.foreign_values import Attribute
 
 MSG_NOT_INSTALLED: Final = (
     "{user} needs the package {distribution}, which is not installed; pip install {distribution}"
@@ -50,7 +52,7 @@ def package_module(module: str, user: str) -> ModuleType:
 
 def lazy_names(
     module: str, homes: Mapping[str, str] | None = None, aliases: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+) -> tuple[Callable[[str], Attribute], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, which also import its submodules.
 
     ``homes`` maps names to the modules that define them: with ``{"sqrt": "math"}``, ``module.sqrt`` is

@@ -15,6 +15,7 @@ from torch_xla.experimental import eager_mode_context
 from torch_xla.experimental.scan import scan
 from xla_core.compilation import program_table
 from xla_core.jax_bridge import jax_private
+from xla_core.support import counters
 from xla_core.testing.against_cpu import assert_same, copy_to
 
 
@@ -383,3 +384,18 @@ def test_what_escapes_a_body_has_no_value():
 def test_arguments_are_checked(arguments, error, text):
     with pytest.raises(error, match=text):
         scan(*arguments)
+
+
+def test_counters_are_read_inside_a_body():
+    before = counters.all_counters().get("xla::add", 0)
+    x = torch.ones(3, device="xla") + 1
+    seen = []
+
+    def step(carry, row):
+        carry = carry + row
+        seen.append(counters.all_counters().get("xla::add", 0))
+        return carry, carry
+
+    total, _ = scan(step, torch.zeros(3, device="xla"), x.expand(2, 3))
+    assert total.tolist() == [4.0, 4.0, 4.0]
+    assert set(seen) <= {before, before + 1}  # the body's own operators belong to one operation

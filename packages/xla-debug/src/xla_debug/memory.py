@@ -11,14 +11,21 @@ import dataclasses
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from xla_core.contract import events
 from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api import programs, runtime, tensors
 from xla_core.extension_api.source_location import Frame, SourceLocation
-from xla_core.extension_api.steps import Entry, Operation, TensorMeta, inputs_of, needed_entries
+from xla_core.extension_api.steps import (
+    Entry,
+    Operation,
+    TensorMeta,
+    Trace,
+    inputs_of,
+    needed_entries,
+)
 from xla_core.support import caches
 from xla_core.support.counters import render_bytes
 from xla_debug.stacks import stack_frames
@@ -112,7 +119,7 @@ class _Origins:
         self.of: dict[
             int, tuple[weakref.ref[object], str, Frame | None]
         ] = {}  # by the id of the buffer
-        self.undo: list[Any] = []
+        self.undo: list[Callable[[], None]] = []
 
     def add(self, buffer: Buffer, made_by: str, frame: Frame | None) -> None:
         key = id(buffer)
@@ -122,7 +129,7 @@ class _Origins:
 
         self.of[key] = (weakref.ref(buffer, gone), made_by, frame)
 
-    def get(self, buffer: Buffer) -> tuple[str, Frame | None]:
+    def get(self, buffer: object) -> tuple[str, Frame | None]:
         origin = self.of.get(id(buffer))
         return (
             (origin[1], origin[2]) if origin is not None and origin[0]() is buffer else ("", None)
@@ -182,7 +189,7 @@ def _on_executed(event: events.ProgramExecuted) -> None:
 _makers_of: caches.Bounded[str, dict[int, Entry]] = caches.Bounded("makers of values")
 
 
-def _makers(program: Any, last: Entry) -> dict[int, Entry]:
+def _makers(program: programs.StepProgram, last: Entry) -> dict[int, Entry]:
     makers = _makers_of.get(program.name)
     if makers is None:
         outputs = set(program.output_index)
@@ -214,7 +221,7 @@ def _on_upload(event: events.TransferToDevice) -> None:
     _origins.add(event.buffer, "uploaded", frames[0] if frames else None)
 
 
-def _line_of(buffer: Any) -> str:
+def _line_of(buffer: object) -> str:
     """The line that created a value, for out-of-memory errors."""
     frame = _origins.get(buffer)[1]
     return f"{frame.filename}:{frame.line} in {frame.function}" if frame is not None else ""
@@ -236,7 +243,9 @@ def live_tensors() -> list[LiveTensor]:
 
 def report(limit: int = 20) -> str:
     """The live tensors as text, grouped by line, shape and dtype: the ``limit`` (default: 20) largest groups."""
-    groups: defaultdict[tuple[Any, ...], list[LiveTensor]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, str, str, tuple[int, ...]], list[LiveTensor]] = defaultdict(
+        list
+    )
     live = live_tensors()
     for t in live:
         groups[t.where(), t.made_by, t.device, t.dtype, t.shape].append(t)
@@ -416,7 +425,7 @@ _TRACE_ONLY: Final = 2
 _RUN_ONLY: Final = 4
 
 
-def _dead(trace: Any) -> frozenset[int]:
+def _dead(trace: Trace) -> frozenset[int]:
     """The inputs of the running step that nothing will use after it."""
     dead = set()
     touched, inputs = trace.touched, trace.inputs

@@ -14,8 +14,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.extension_api import programs
 
 ROW: Final = "{}: modules and operators"
@@ -25,7 +26,7 @@ _INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"
 _OPERATOR: Final = re.compile(r"^\w+\.\w+(\.\w+)?$")
 _BACKWARD: Final = "backward"
 
-Event = dict[str, Any]
+Event = JsonObject
 
 
 def instruction_scopes(hlo: str) -> dict[str, str]:

@@ -12,9 +12,10 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from xla_core.extension_api import profiler, runtime, training
+from xla_core.extension_api.lowering import JaxObject
 from xla_debug import perfetto, remote_profile
 from xla_debug.stacks import stack_frames
 
@@ -40,7 +41,7 @@ class TraceMe:
     def __init__(self, name: str, **kwargs: object) -> None:
         self.name = name
         self._details = kwargs
-        self._span: Any = None
+        self._span: JaxObject = None
 
     def __enter__(self) -> Self:
         self._span = profiler.trace_me(self.name, **self._details)
@@ -110,7 +111,10 @@ class _Span(contextlib.ContextDecorator):
         self._open.append(Trace(self.name).__enter__())
         return self
 
-    def __exit__(self, *details: Any) -> None:
+    def __exit__(
+        self,
+        *details: *tuple[type[BaseException] | None, BaseException | None, TracebackType | None],
+    ) -> None:
         self._open.pop().__exit__(*details)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
+from xla_core.extension_api.lowering import JaxObject
 from xla_core.extension_api.profiler import (
     profiler_export,
     profiler_server,
@@ -41,7 +42,7 @@ def trace(
     num_tracing_attempts: int = 3,
     timeout_s: int = 120,
     interval_s: int = 5,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, int | str] | None = None,
 ) -> None:
     """Record a profile of the process whose server is at ``service_addr``, and write it to ``logdir``.
 
@@ -114,7 +115,7 @@ class TslProfilerSessionWrapper:
         """
         profiler_export(self._ended(), tensorboard_dir)
 
-    def _ended(self) -> Any:
+    def _ended(self) -> JaxObject:
         session, self._session = self._session, None
         if session is None:
             raise RuntimeError(MSG_EXPORT)

@@ -13,11 +13,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame, SourceLocation
-from xla_core.extension_api.steps import Entry, operations_of
+from xla_core.extension_api.steps import Entry, Trace, operations_of
 from xla_core.support import caches
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
@@ -184,7 +184,7 @@ def no_recompile() -> contextlib.AbstractContextManager[None]:
 
 
 def on_missing(
-    trace: Any, name: str, entries: Sequence[Entry], outputs: tuple[int, ...]
+    trace: Trace, name: str, entries: Sequence[Entry], outputs: tuple[int, ...]
 ) -> Explanation:
     """Explain why a step has no program yet. Raises RecompilationError if a block of ``limit`` allows none."""
     index = trace.device.index
@@ -203,7 +203,7 @@ def on_missing(
     return explanation
 
 
-def on_made(trace: Any, program: Any) -> None:
+def on_made(trace: Trace, program: programs.StepProgram) -> None:
     """Keep the explanation of a program that was missing and is made now, and warn if its cause recurs."""
     with _history.lock:
         pending = _history.pending.pop((program.name, trace.device.index), None)
@@ -225,13 +225,13 @@ def on_made(trace: Any, program: Any) -> None:
         logger.warning(MSG_AGAIN, count, cause, where, explanation.text, advice)
 
 
-def on_requested(trace: Any, program: Any) -> None:
+def on_requested(trace: Trace, program: programs.StepProgram) -> None:
     """A program is going to run. If it is the beginning of a step, the next one is the rest of that step."""
     if program.name in _history.early:
         _history.split[trace.device.index] = _history.early[program.name]
 
 
-def on_evicted(program: Any) -> None:
+def on_evicted(program: programs.StepProgram) -> None:
     """A program was evicted to make room for others: it may have to be made again."""
     with _history.lock:
         _history.early.pop(program.name, None)
@@ -240,7 +240,7 @@ def on_evicted(program: Any) -> None:
             del _history.evicted[next(iter(_history.evicted))]
 
 
-def on_forgotten(trace: Any) -> None:
+def on_forgotten(trace: Trace) -> None:
     """All steps of a device were dropped: release their entries, each of which keeps the whole tree alive."""
     with _history.lock:
         others = [known for known in _history.known if _root(known.last) is not trace.root]

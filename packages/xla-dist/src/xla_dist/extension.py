@@ -10,6 +10,7 @@ import torch
 from xla_core.contract.device_protocol import Executable
 from xla_core.contract.hookspecs import hookimpl
 from xla_core.extension_api import training
+from xla_core.extension_api.backends import Backend
 from xla_core.extension_api.steps import Operation, Trace
 from xla_dist.collectives import model_collectives, replicated_program
 from xla_dist.data_parallel import gradients
@@ -51,7 +52,7 @@ def xla_core_kept_in_step(trace: Trace) -> torch.Tensor | None:
 
 @hookimpl
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Operation], backend: object
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: Backend
 ) -> replicated_program.ReplicaExecutable:
     """Run programs over all replicas on this replica's buffers."""
     return replicated_program.replicated_executable(executable, name, collectives, backend)

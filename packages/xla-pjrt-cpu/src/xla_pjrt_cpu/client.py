@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import xla_pjrt_cpu.settings as settings
 from xla_core.contract import serialized_executable
@@ -150,7 +150,7 @@ class CpuClient(PjrtClient):
         if b"lapack_" in code:
             cpu_runtime.prepare_cpu_kernels()
 
-    def copy(self, buffer: Buffer, placement: Any) -> Buffer:
+    def copy(self, buffer: Buffer, placement: Placement) -> Buffer:
         """A new buffer on ``placement`` with the same value, even if ``placement`` is the buffer's own."""
         # a read on the CPU costs nothing: host and device share their memory
         return self.put(self.get(buffer), placement)

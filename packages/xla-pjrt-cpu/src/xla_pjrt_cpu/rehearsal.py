@@ -10,9 +10,10 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from xla_core.contract.device_protocol import ArraySpec, Placement, Program
+from xla_core.contract.device_protocol import ArraySpec, Buffer, Placement, Program
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.pjrt.executable import PjrtExecutable
 from xla_core.pjrt.rehearsal_safety import only_computes
 
@@ -33,11 +34,11 @@ class CpuExecutable(PjrtExecutable):
     rehearsable: bool | None
     """Whether it may be rehearsed; None until that has been examined."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: ForeignObject) -> None:
         super().__init__(*args)
         self.rehearsable = None
 
-    def arguments(self, allocate: Callable[[ArraySpec, Placement], Any]) -> list[Any]:
+    def arguments(self, allocate: Callable[[ArraySpec, Placement], Buffer]) -> list[Buffer]:
         """Buffers of zeros for one run; ``allocate`` creates a buffer."""
         program = self.program
         donated = {slot for slot, _ in program.aliases}

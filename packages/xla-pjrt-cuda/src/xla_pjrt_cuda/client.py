@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import xla_pjrt_cuda.installation as installation
 import xla_pjrt_cuda.settings as settings
@@ -53,7 +53,9 @@ class Factory:
 
     interface_version = INTERFACE_VERSION
 
-    def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
+    def __call__(
+        self, topology: Topology, options: Mapping[str, str]
+    ) -> DeviceClient | CudaTopologyClient:
         """Start a client of this process's GPUs, or one of ``XLA_AOT_TOPOLOGY``, which needs no GPU.
 
         ``options`` is usually the environment; the package's README lists the variables. Raises RuntimeError, which
@@ -62,7 +64,9 @@ class Factory:
         aot_topology = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
         if aot_topology:
             reads = flags.AOT_READS.get(options).strip().lower()
-            client: Any = CudaTopologyClient(parse_topology(aot_topology), reads=reads)
+            client: CudaTopologyClient = CudaTopologyClient(
+                parse_topology(aot_topology), reads=reads
+            )
             return client
         return CudaClient(topology, options)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 import xla_pjrt_tpu.chips as chips_of_host
 import xla_pjrt_tpu.libtpu as libtpu
 import xla_pjrt_tpu.settings as settings
-from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
+from xla_core.contract.device_protocol import (
+    INTERFACE_VERSION,
+    DeviceClient,
+    DeviceDescription,
+    Topology,
+)
 from xla_core.pjrt import runtime_library
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
@@ -43,7 +48,9 @@ class Factory:
 
     interface_version = INTERFACE_VERSION
 
-    def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
+    def __call__(
+        self, topology: Topology, options: Mapping[str, str]
+    ) -> DeviceClient | TpuTopologyClient:
         """Start a client of this host's chips, or one of ``XLA_AOT_TOPOLOGY``, which needs no chip.
 
         ``options`` is usually the environment; the package's README lists the variables. Raises RuntimeError if
@@ -53,7 +60,7 @@ class Factory:
         if aot_topology:
             reads = flags.AOT_READS.get(options).strip().lower()
             parsed = parse_topology(aot_topology, options)
-            client: Any = TpuTopologyClient(parsed, options, reads=reads)
+            client: TpuTopologyClient = TpuTopologyClient(parsed, options, reads=reads)
             return client
         return TpuClient(topology, options)
 
@@ -72,7 +79,7 @@ def _numpy_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _fingerprint(
-    platform_version: str, devices: Sequence[Any], libtpu_flags: str
+    platform_version: str, devices: Sequence[DeviceDescription], libtpu_flags: str
 ) -> dict[str, str]:
     """The facts that compiled code depends on, which are equal for chips and for their topology."""
     ids = sorted(devices, key=lambda d: d.id)

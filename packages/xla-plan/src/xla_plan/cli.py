@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
@@ -177,7 +177,7 @@ def _guessed(guess: Guess, every: Sequence[Guess]) -> str:
     return f"{guess.held / 2**30:.1f} GiB held, {guess.seconds / best:.2f} times the best guess"
 
 
-def report(plans: Sequence[Plan], chosen: Any) -> None:
+def report(plans: Sequence[Plan], chosen: argparse.Namespace) -> None:
     """Print the tables, and write the files that were asked for."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     tables.show(plans, console)

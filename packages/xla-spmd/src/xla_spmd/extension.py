@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+
+import torch
 
 from xla_core.contract.device_protocol import DeviceClient
 from xla_core.contract.hookspecs import OperatorRegistry, hookimpl
@@ -14,6 +15,7 @@ from xla_spmd.lowering import annotation_ops
 from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.reports import flight_collectives
 from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.partition_spec import Spec
 from xla_spmd.tensors.annotated_copies import keep_annotations
 from xla_spmd.tensors.manual_sharding import over_parts
 
@@ -37,12 +39,12 @@ def xla_core_register_operators(registry: OperatorRegistry) -> None:
 
 @hookimpl
 def xla_core_over_parts(
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
-    specs: Sequence[Any],
-    results: Sequence[tuple[Any, tuple[int, ...]]],
-    mesh: Mesh | None,
-) -> Any:
+    function: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor | None],
+    specs: Sequence[Spec],
+    results: Sequence[tuple[Spec, tuple[int, ...]]],
+    mesh: Mesh | str | None,
+) -> tuple[torch.Tensor, ...] | None:
     """Call ``function`` under manual sharding; None outside SPMD mode."""
     if not runtime.is_spmd():
         return None

@@ -7,9 +7,10 @@ import functools
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from xla_core.api import hlo_text_names, xla_model
+from xla_core.contract.foreign_values import AnyFunction, ForeignObject
 from xla_core.execution import eager_mode, runtime
 from xla_core.lowering import compile_settings
 from xla_core.recording.entry import Entry, operations_of
@@ -28,7 +29,7 @@ MSG_GRAPHS: Final = (
 )
 MSG_NOT_CALLABLE: Final = "torch_xla.compile takes a function or a module, got {kind}"
 MSG_LIMIT: Final = "max_different_graphs is {got!r}; give a whole number of at least 1"
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 END_OF_GRAPH: Final = "[] the end of the function"
 
 
@@ -66,7 +67,7 @@ class _Region(contextlib.ContextDecorator):
         """Wrap ``func`` in a region of its own, which knows the graphs that ``func`` has recorded before."""
         name = self.name or getattr(func, "__name__", None) or type(func).__name__
         region = _Region(self.full_graph, name, self.limit, _graphs_of(func), self.options)
-        decorate: Any = contextlib.ContextDecorator.__call__
+        decorate: AnyFunction = contextlib.ContextDecorator.__call__
         compiled: F = decorate(region, _as_function(func))
         return compiled
 
@@ -194,7 +195,7 @@ def compile(
     name: str | None = None,
     max_different_graphs: int | None = None,
     custom_compile_options: dict[str, object] | None = None,
-) -> Any:
+) -> ForeignObject:
     """Run a function (or a block) as one program; operations that are pending before it run separately.
 
     Three uses: ``step = torch_xla.compile(step)``, the decorator ``@torch_xla.compile`` or
@@ -218,12 +219,12 @@ def compile(
     return region if f is None else region(f)
 
 
-def step() -> Tree:
+def step() -> ForeignObject:
     """A block that runs as one program: ``with torch_xla.step():``, also as a decorator."""
     return compile()
 
 
-def _as_function(f: Callable[..., object]) -> Callable[..., Any]:
+def _as_function(f: Callable[..., object]) -> Callable[..., object]:
     """``f``, or a function that calls it if it is a callable object, such as a module."""
     if hasattr(f, "__name__"):
         return f

@@ -6,19 +6,20 @@ import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import torch
 
 from xla_core.execution import ordinals
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
+_T = TypeVar("_T")
 
 MSG_DEPRECATED: Final = "{old} is deprecated; use {new}"
 
 
-def _alias(old: str, new: str, function: Callable[..., object]) -> Callable[..., Any]:
-    def call(*args: object, **kwargs: object) -> Any:
+def _alias(old: str, new: str, function: Callable[..., _T]) -> Callable[..., _T]:
+    def call(*args: object, **kwargs: object) -> _T:
         warnings.warn(MSG_DEPRECATED.format(old=old, new=new), DeprecationWarning, stacklevel=2)
         return function(*args, **kwargs)
 
@@ -51,7 +52,7 @@ def register_deprecated(module: ModuleType, new: F) -> None:
 
 def _warning(text: str, new: F, extra: str | None) -> F:
     @functools.wraps(new)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         warnings.warn(f"{text}. {extra}" if extra else text, DeprecationWarning, stacklevel=2)
         return new(*args, **kwargs)
 

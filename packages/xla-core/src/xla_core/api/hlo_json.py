@@ -6,8 +6,9 @@ dimensions. Fields that are not in the tables below (tiles of layouts, backend c
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 from xla_core.support import protobuf_wire
 
 # For each message, by field number: the field's name, the kind of its value, and whether it is repeated. A kind is
@@ -17,7 +18,7 @@ _TYPES: Final = {
     8: "U32", 9: "U64", 10: "F16", 11: "F32", 12: "F64", 13: "TUPLE", 14: "OPAQUE_TYPE", 15: "C64",
     16: "BF16", 17: "TOKEN", 18: "C128", 19: "F8E5M2", 20: "F8E4M3FN", 21: "S4", 22: "U4",
 }  # fmt: skip
-_Field = tuple[str, Any, bool]
+_Field = tuple[str, str | dict[int, str], bool]
 _SCHEMA: Final[dict[str, dict[int, _Field]]] = {
     "module": {
         1: ("name", "text", False),
@@ -72,7 +73,7 @@ def module_of(proto: bytes) -> dict[str, object]:
 
 
 def _read(kind: str, data: bytes) -> dict[str, object]:
-    message: dict[str, Any] = {}
+    message: JsonObject = {}
     schema = _SCHEMA[kind]
     for number, value in protobuf_wire.read_fields(data):
         if number not in schema:
@@ -86,7 +87,7 @@ def _read(kind: str, data: bytes) -> dict[str, object]:
     return message
 
 
-def _values(kind: Any, value: Any) -> list[object]:
+def _values(kind: str | dict[int, str], value: JsonValue) -> list[object]:
     if isinstance(kind, dict):
         return [kind.get(n, str(n)) for n in protobuf_wire.read_numbers(value)]
     if kind == "text":

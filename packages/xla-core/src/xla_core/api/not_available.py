@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, NoReturn
 
 MSG_NOT_AVAILABLE: Final = (
     "{name} needs torch_xla's C++ runtime, which this project does not have; use {instead}"
 )
 
 
-def _without(name: str, instead: str) -> Callable[..., Any]:
-    def raises(*_args: object, **_kwargs: object) -> object:
+def _without(name: str, instead: str) -> Callable[..., NoReturn]:
+    def raises(*_args: object, **_kwargs: object) -> NoReturn:
         raise NotImplementedError(MSG_NOT_AVAILABLE.format(name=name, instead=instead))
 
     raises.__name__ = raises.__qualname__ = name.rpartition(".")[2]

@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
-from typing import Any, Final, TextIO
+from typing import Final, TextIO, TypedDict, TypeVar, Unpack
 
 import torch
 
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_core.recording.tensor_trees import DataWrapper as DataWrapper
+from xla_core.torch_bridge.operands import Tree
+
+_T = TypeVar("_T")
 
 # Objects whose attributes hold no data of the user's.
 _OPAQUE: Final = (type, FunctionType, BuiltinFunctionType, ModuleType, torch.Tensor)
@@ -40,7 +44,7 @@ class SampleGenerator:
     def __len__(self) -> int:
         return self._sample_count
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Tree:
         if self._given >= self._sample_count:
             raise StopIteration
         self._given += 1
@@ -74,7 +78,7 @@ class FnDataGenerator:
     def __len__(self) -> int:
         return self._count
 
-    def __next__(self) -> tuple[torch.Tensor, Any]:
+    def __next__(self) -> tuple[torch.Tensor, Tree]:
         if self._given >= self._count:
             raise StopIteration
         self._given += 1
@@ -85,13 +89,13 @@ class FnDataGenerator:
 class LazyProperty:
     """A class attribute that is computed by ``gen_fn(instance)`` at its first read, once per instance."""
 
-    def __init__(self, gen_fn: Callable[[Any], object]) -> None:
+    def __init__(self, gen_fn: Callable[[ForeignObject], object]) -> None:
         self._gen_fn = gen_fn
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Attribute:
         if instance is None:
             return self
         value = self._gen_fn(instance)
@@ -121,12 +125,12 @@ class TmpFolder(contextlib.AbstractContextManager[str]):
         self._folder.cleanup()
 
 
-def as_list(t: object) -> Any:
+def as_list(t: object) -> list[Tree] | tuple[Tree, ...]:
     """``t`` if it is a list or a tuple, else ``[t]``."""
     return t if isinstance(t, (list, tuple)) else [t]
 
 
-def getenv_as(name: str, type: Callable[[str], object], defval: object = None) -> Any:
+def getenv_as(name: str, type: Callable[[str], object], defval: object = None) -> Tree:
     """The environment variable ``name`` converted by ``type``, or ``defval`` if it is not set.
 
     For ``bool``, an empty text, 0, false, no and off are False, and anything else is True.
@@ -142,7 +146,13 @@ def check_env_flag(name: str, default: str = "") -> bool:
     return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
-def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
+class _PrintOptions(TypedDict, total=False):
+    sep: str | None
+    end: str | None
+    flush: bool
+
+
+def eprint(*args: object, file: TextIO | None = None, **kwargs: Unpack[_PrintOptions]) -> None:
     """``print`` to ``file`` (default: stderr)."""
     print(*args, file=file or sys.stderr, **kwargs)
 
@@ -155,7 +165,7 @@ def for_each_instance(
     The search visits dicts (keys, too), lists, tuples, sets and the attributes of objects.
     """
 
-    def visit(item: object) -> Any:
+    def visit(item: object) -> object:
         fn(item)
         return item
 
@@ -164,7 +174,7 @@ def for_each_instance(
 
 def for_each_instance_rewrite(
     value: object, select_fn: Callable[[object], bool], fn: Callable[[object], object]
-) -> Any:
+) -> Tree:
     """``value`` with ``fn(item)`` in place of each item inside for which ``select_fn(item)`` is true.
 
     ``fn`` is called once per object, so that an object that occurs twice has one replacement. A container in which
@@ -178,7 +188,7 @@ def _rewritten(
     select: Callable[[object], bool],
     change: Callable[[object], object],
     known: dict[int, tuple[object, object]],
-) -> Any:
+) -> object:
     """Return ``value`` with the selected items inside it changed.
 
     ``known`` maps the id of each visited object to the object and its replacement. So an object is changed once
@@ -191,7 +201,7 @@ def _rewritten(
         return known[id(value)][1]
     known[id(value)] = value, value
 
-    def inner(item: object) -> Any:
+    def inner(item: object) -> Tree:
         return _rewritten(item, select, change, known)
 
     rewritten = value
@@ -244,8 +254,8 @@ class TimedScope:
 
 
 def timed(
-    fn: Callable[[], object], msg: str = "", printfn: Callable[[str], object] | None = eprint
-) -> Any:
+    fn: Callable[[], _T], msg: str = "", printfn: Callable[[str], object] | None = eprint
+) -> _T:
     """Return ``fn()``, and call ``printfn`` with ``msg`` and the milliseconds that it took."""
     with TimedScope(msg, printfn):
         return fn()
@@ -290,7 +300,7 @@ def flatten_nested_tuple(inputs: object) -> tuple[object, ...]:
     return tuple(item for part in inputs for item in flatten_nested_tuple(part))
 
 
-def list_copy_append(ilist: Sequence[object], item: object) -> list[Any]:
+def list_copy_append(ilist: Sequence[_T], item: _T) -> list[_T]:
     """A new list: the items of ``ilist``, then ``item``."""
     return [*ilist, item]
 
@@ -304,9 +314,7 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-def parallel_work(
-    num_workers: int, fn: Callable[..., object], *args: Iterable[object]
-) -> list[Any]:
+def parallel_work(num_workers: int, fn: Callable[..., _T], *args: Iterable[object]) -> list[_T]:
     """The list of ``map(fn, *args)``, in order, computed by ``num_workers`` threads."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return list(pool.map(fn, *args))

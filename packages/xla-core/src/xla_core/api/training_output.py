@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, SupportsFloat
 
 import torch
 import torch.multiprocessing
 
 from xla_core.api import xla_model
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.execution import runtime
 from xla_core.support import counters
 from xla_core.torch_bridge.operands import NamedOperands, Operands
@@ -29,7 +30,7 @@ MSG_STARTED: Final = (
 MSG_ENDED: Final = "{name} ended its process with code {code} and no report"
 
 _POLL_SECONDS: Final = 0.1
-_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, SupportsFloat]] = MappingProxyType({})
 
 
 def now(format: str = "%H:%M:%S") -> str:
@@ -104,9 +105,9 @@ def get_summary_writer(logdir: str | None) -> object:
 
 
 def write_to_summary(
-    summary_writer: Any,
+    summary_writer: ForeignObject,
     global_step: int | None = None,
-    dict_to_write: Mapping[str, Any] = _NOTHING,
+    dict_to_write: Mapping[str, SupportsFloat] = _NOTHING,
     write_xla_metrics: bool = False,
 ) -> None:
     """Write the numbers in ``dict_to_write`` to ``summary_writer`` by their names; do nothing if it is None.
@@ -122,7 +123,7 @@ def write_to_summary(
         summary_writer.add_scalar(name, float(value), global_step)
 
 
-def close_summary_writer(summary_writer: Any) -> None:
+def close_summary_writer(summary_writer: ForeignObject) -> None:
     """Close what ``get_summary_writer`` returned, which may be None."""
     if summary_writer is not None:
         summary_writer.flush()
@@ -136,7 +137,7 @@ def mp_test(func: Callable[..., object]) -> Callable[..., None]:
     """
 
     @functools.wraps(func)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: object, **kwargs: object) -> None:
         # forked, not spawned: the undecorated function is not an attribute of a module and cannot be pickled
         if runtime.started():
             raise RuntimeError(MSG_STARTED.format(name=func.__qualname__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO, TypedDict
+from typing import TextIO, TypeAlias, TypedDict
 
 import torch
 
@@ -21,6 +21,8 @@ from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters, flags, flight_ring
 from xla_core.torch_bridge import device_guard
 from xla_core.torch_features import saving
+
+_Reducer: TypeAlias = Callable[[torch.optim.Optimizer, Sequence[Sequence[int]] | None, bool], None]
 
 
 def device(index: int | None = None) -> torch.device:
@@ -97,7 +99,7 @@ def optimizer_step(
     optimizer: torch.optim.Optimizer,
     barrier: bool = False,
     optimizer_args: dict[str, object] | None = None,
-    groups: object = None,
+    groups: Sequence[Sequence[int]] | None = None,
     pin_layout: bool = True,
 ) -> object:
     """Reduce the gradients over the replicas, and return ``optimizer.step(**optimizer_args)``.
@@ -116,10 +118,10 @@ def optimizer_step(
     return loss
 
 
-_gradient_reducers: list[Callable[[torch.optim.Optimizer, object, bool], None]] = []
+_gradient_reducers: list[_Reducer] = []
 
 
-def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], None]) -> None:
+def set_gradient_reducer(reduce: _Reducer) -> None:
     """Make ``optimizer_step`` call ``reduce(optimizer, groups, pin_layout)`` before the optimizer's step."""
     _gradient_reducers[:] = [reduce]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import torch
 
@@ -85,7 +85,7 @@ def _index(device: object) -> int:
     return int(runtime.trace_of(device).device.index)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     if name in ("Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"):
         raise AttributeError(MSG_NO_STREAMS.format(module=__name__, name=name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

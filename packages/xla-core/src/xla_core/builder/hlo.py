@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import jax
 import numpy as np
 import torch
 
 from xla_core.computations.computation import Computation
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.execution import runtime
 from xla_core.jax_bridge import hlo_primitives, jax_private
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES
@@ -49,10 +51,10 @@ TORCH_TYPES: Final = {
 XLA_TYPES: Final = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _OF_NUMPY: Final = {NUMPY_DTYPES[dtype]: name for name, dtype in TORCH_TYPES.items()}
 
-Described: TypeAlias = Any
+Described: TypeAlias = JsonValue
 """A shape as torch_xla writes it: ``{"type": "f32", "sizes": (2, 3)}``, or a tuple of such."""
 
-Struct: TypeAlias = Any
+Struct: TypeAlias = JaxObject
 """A shape as jax has it: a ``jax.ShapeDtypeStruct``, or a tuple of such."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ MSG_SLICES: Final = "a gather needs slice_sizes, one size per dimension of its o
 
 
 def create(
-    builder: XlaBuilder, name: str, operands: Sequence[XlaOp], arguments: Mapping[str, Any]
+    builder: XlaBuilder, name: str, operands: Sequence[XlaOp], arguments: Mapping[str, object]
 ) -> XlaOp:
     """The operation ``name`` on ``operands``, with HLO's attributes ``arguments``.
 
@@ -92,7 +92,9 @@ _BINARY: Final = {
 }  # fmt: skip
 
 
-def _binary(name: str, function: Callable[[object, object], object]) -> Callable[[Any, Any], Any]:
+def _binary(
+    name: str, function: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def run(left: jax.Array, right: jax.Array) -> jax.Array:
         if left.dtype != right.dtype:
             text = MSG_TYPES.format(name=name.lower(), left=text_of(left), right=text_of(right))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.builder.hlo import Described
+from xla_core.contract.foreign_values import JsonObject
 
 MSG_NOT_ONE: Final = "{got} is the shape of a tuple, which has no {what}; use tuple_shape(index)"
 
@@ -63,7 +64,7 @@ class Shape:
         """The dictionary of the shape of the tuple's element ``index``."""
         return self._shape[index]
 
-    def _one(self, what: str) -> dict[str, Any]:
+    def _one(self, what: str) -> JsonObject:
         if self.is_tuple():
             raise ValueError(MSG_NOT_ONE.format(got=self._shape, what=what))
         return dict(self._shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jax import lax
 from xla_core.builder.hlo import XlaComputation
 from xla_core.builder.hlo_registry import named
 from xla_core.jax_bridge import hlo_primitives
+from xla_core.torch_bridge.operands import Operand
 
 # -- convolutions ---------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ def _convolve(
     kernel: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
-    **options: Any,
+    **options: Operand,
 ) -> object:
     names = ("input", "kernel", "output")
     specs = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ class Op:
         # with the keyword arguments, which are kept because the id of one may be in the key
         self._computations: dict[Hashable, tuple[XlaComputation, object]] = {}
 
-    def __call__(self, *args: torch.Tensor, **kwargs: object) -> Any:
+    def __call__(self, *args: torch.Tensor, **kwargs: object) -> torch.Tensor | list[torch.Tensor]:
         """The result for these tensors, or a list of several; keyword arguments are passed to ``opfn``."""
         leaves, structure = pytree.tree_flatten(kwargs)
         key = (pytrees.metas(args), structure, tuple(map(_key_of, leaves)))

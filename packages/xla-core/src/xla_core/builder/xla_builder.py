@@ -6,7 +6,6 @@ Operations are HLO's, by the names of https://openxla.org/xla/operation_semantic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -24,9 +23,11 @@ from xla_core.builder.hlo import (
 from xla_core.builder.hlo_attributes import ATTRIBUTES
 from xla_core.builder.hlo_shapes import Shape
 from xla_core.builder.hlo_shapes import Type as Type
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.execution import runtime
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.storage import PLACEHOLDER
+from xla_core.torch_bridge.operands import Operand, Tree
 
 
 def _unary(name: str) -> Callable[[Op], Op]:
@@ -37,8 +38,8 @@ def _unary(name: str) -> Callable[[Op], Op]:
     return method
 
 
-def _binary(name: str) -> Callable[[Op, Op], Any]:
-    def method(self: Op, rhs: Op) -> object:
+def _binary(name: str) -> Callable[[Op, Op], Op]:
+    def method(self: Op, rhs: Op) -> Op:
         return mkop(name, (self.op, rhs.op))
 
     method.__doc__ = f"HLO's {name}, element by element; scalars are broadcast."
@@ -48,7 +49,7 @@ def _binary(name: str) -> Callable[[Op, Op], Any]:
 def _with_attributes(name: str, *operands: str) -> Callable[..., Op]:
     """A method for the operation ``name``, whose first arguments, called ``operands``, are operations."""
 
-    def method(self: Op, *args: Any, **attributes: Any) -> Op:
+    def method(self: Op, *args: Operand, **attributes: Operand) -> Op:
         ops, rest = list(args[: len(operands)]), args[len(operands) :]
         ops += [attributes.pop(o) for o in operands[len(ops) :]]
         attributes.update(zip(ATTRIBUTES[name], rest, strict=False))
@@ -159,7 +160,7 @@ class Op:
         self,
         scatter_indices: Op,
         updates: Op,
-        computation: object,
+        computation: AnyFunction,
         *args: object,
         **attributes: object,
     ) -> Op:
@@ -168,24 +169,24 @@ class Op:
         operands = (self.op, scatter_indices.op, updates.op)
         return mkop("Scatter", operands, computation=self._pair(computation), **attributes)
 
-    def _pair(self, computation: object) -> XlaComputation:
+    def _pair(self, computation: AnyFunction) -> XlaComputation:
         """A computation of two elements."""
         scalar = self.shape().as_scalar()
         return Op.make_computation("elements", computation, (scalar, scalar))
 
-    def reduce(self, init_value: Op, computation: object, dimensions: Sequence[int]) -> Op:
+    def reduce(self, init_value: Op, computation: AnyFunction, dimensions: Sequence[int]) -> Op:
         """HLO's Reduce along ``dimensions``, by ``computation`` of two elements."""
         operands = (self.op, init_value.op)
         return mkop("Reduce", operands, computation=self._pair(computation), dimensions=dimensions)
 
-    def reduce_all(self, init_value: Op, computation: object) -> Op:
+    def reduce_all(self, init_value: Op, computation: AnyFunction) -> Op:
         """HLO's Reduce along all dimensions, by ``computation`` of two elements."""
         return mkop("ReduceAll", (self.op, init_value.op), computation=self._pair(computation))
 
     def reduce_window(
         self,
         init_value: Op,
-        computation: object,
+        computation: AnyFunction,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
         padding: str = "valid",
@@ -206,8 +207,8 @@ class Op:
         init_value: Op,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
-        select_computation: object,
-        scatter_computation: object,
+        select_computation: AnyFunction,
+        scatter_computation: AnyFunction,
         padding: object = "valid",
     ) -> Op:
         """HLO's SelectAndScatter; ``padding`` by name, or (low, high) for each dimension."""
@@ -227,8 +228,8 @@ class Op:
         self,
         true_operand: Op,
         false_operand: Op,
-        true_computation: object,
-        false_computation: object,
+        true_computation: AnyFunction,
+        false_computation: AnyFunction,
     ) -> Op:
         """HLO's Conditional: one of two computations, each with an operand of its own."""
         return mkop(
@@ -239,28 +240,30 @@ class Op:
         )
 
     def mkconditional(
-        self, ops: Sequence[Op], true_fn: object, false_fn: object, **_: object
+        self, ops: Sequence[Op], true_fn: AnyFunction, false_fn: AnyFunction, **_: object
     ) -> Op:
         """HLO's Conditional of two functions of the same operands."""
         operands = Op.tuple(ops)
         return self.conditional(operands, operands, true_fn, false_fn)
 
-    def while_loop(self, condition_computation: object, body_computation: object) -> Op:
+    def while_loop(self, condition_computation: AnyFunction, body_computation: AnyFunction) -> Op:
         """HLO's While, which begins with this value (a tuple); returns the value after the last iteration."""
         condition = Op.make_computation("Condition", condition_computation, (self,))
         body = Op.make_computation("Body", body_computation, (self,))
         return mkop("While", (self.op,), condition_computation=condition, body_computation=body)
 
     @classmethod
-    def mkwhile(cls, ops: Sequence[Op], condition_fn: object, body_fn: object, **_: object) -> Op:
+    def mkwhile(
+        cls, ops: Sequence[Op], condition_fn: AnyFunction, body_fn: AnyFunction, **_: object
+    ) -> Op:
         """HLO's While on the tuple of ``ops``, with functions of its elements."""
         return cls.tuple(ops).while_loop(condition_fn, body_fn)
 
     @classmethod
-    def wrap_function(cls, fn: Callable[..., Any]) -> Callable[..., Op]:
+    def wrap_function(cls, fn: AnyFunction) -> Callable[..., Op]:
         """A function of a tuple that calls ``fn`` with its elements; a returned tuple becomes one operation."""
 
-        def wrapper(*args: Any, **kwargs: Any) -> Op:
+        def wrapper(*args: Op, **kwargs: object) -> Op:
             if len(args) == 1 and args[0].shape().is_tuple():
                 count = args[0].shape().tuple_size()
                 args = tuple(args[0].get_tuple_element(i) for i in range(count))
@@ -271,7 +274,11 @@ class Op:
 
     @classmethod
     def make_computation(
-        cls, name: str, computation: Any, args_or_shapes: Sequence[Any], **kwargs: Any
+        cls,
+        name: str,
+        computation: AnyFunction,
+        args_or_shapes: Sequence[Op | Shape],
+        **kwargs: object,
     ) -> XlaComputation:
         """``computation`` itself, or the one that it builds for these shapes if it is a Python function."""
         if isinstance(computation, XlaComputation):
@@ -292,7 +299,9 @@ class Op:
         return mkop("ConcatInDim", [o.op for o in ops], builder=builder, dimension=dimension)
 
     @classmethod
-    def call(cls, computation: Any, ops: Sequence[Op], builder: XlaBuilder | None = None) -> Op:
+    def call(
+        cls, computation: AnyFunction, ops: Sequence[Op], builder: XlaBuilder | None = None
+    ) -> Op:
         """HLO's Call of a computation, or of a Python function that builds one."""
         callee = cls.make_computation("Call", computation, ops)
         return mkop("Call", [o.op for o in ops], builder=builder, computation=callee)
@@ -301,7 +310,7 @@ class Op:
     def map(
         cls,
         ops: Sequence[Op],
-        computation: Any,
+        computation: AnyFunction,
         dimensions: Sequence[int],
         static_operands: Sequence[Op] = (),
         builder: XlaBuilder | None = None,
@@ -321,7 +330,7 @@ class Op:
     def sort(
         cls,
         ops: Sequence[Op],
-        comparator: object,
+        comparator: AnyFunction,
         dimension: int | None = None,
         is_stable: bool | None = None,
     ) -> Op:
@@ -398,7 +407,7 @@ def mkshape(
     return Shape.create(dtype, sizes, dynamic_dimensions)
 
 
-def mkop(name: str, ops: Sequence[XlaOp], **kwargs: Any) -> Op:
+def mkop(name: str, ops: Sequence[XlaOp], **kwargs: Operand) -> Op:
     """The operation ``name`` (``"Add"``) on ``ops``, with HLO's attributes as keyword arguments.
 
     Raises RuntimeError for an unknown name, and for operands that do not fit or belong to another builder.
@@ -418,7 +427,7 @@ def mkparam(builder: XlaBuilder, param_no: int, shape: Shape) -> Op:
     return Op(XlaOp(builder, "parameter", (), lambda: None, int(param_no), struct))
 
 
-def tensor_shape(tensor: Any, device: str = "") -> Any:
+def tensor_shape(tensor: Tree, device: str = "") -> Tree:
     """The shape of a tensor, or a list of the shapes of several."""
     if isinstance(tensor, (list, tuple)):
         return [tensor_shape(t, device) for t in tensor]
@@ -426,7 +435,7 @@ def tensor_shape(tensor: Any, device: str = "") -> Any:
 
 
 def create_computation(
-    name: str, fn: Callable[..., Op], shapes: Sequence[Shape], **kwargs: Any
+    name: str, fn: Callable[..., Op], shapes: Sequence[Shape], **kwargs: object
 ) -> XlaComputation:
     """The computation that ``fn`` builds from parameters of these shapes."""
     builder = create_builder(name)

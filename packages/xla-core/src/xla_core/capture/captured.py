@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,6 +20,7 @@ from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.printing import noticing_prints
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.dispatch import transfers
 from xla_core.execution import runtime
 from xla_core.execution.device_backend import DeviceBackend
@@ -70,7 +71,7 @@ class Captured:
         self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
         self._replays = 0
 
-    def __get__(self, instance: Any, owner: Any = None) -> Captured:
+    def __get__(self, instance: object, owner: type | None = None) -> Captured:
         """For a method: the capture of the instance's method, with recordings of its own."""
         if instance is None:
             return self
@@ -100,7 +101,7 @@ class Captured:
         something that it depends on has changed since it was recorded.
         """
         leaves, spec = (args, None)
-        key: Any = () if kwargs else tuple(map(_kind, leaves))
+        key: tuple[object, ...] = () if kwargs else tuple(map(_kind, leaves))
         if kwargs or _NESTED in key:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             key = tuple(map(_kind_of_leaf, leaves))
@@ -119,8 +120,8 @@ class Captured:
     # -- recording -----------------------------------------------------------------------------
 
     def _record(
-        self, trace: Trace, key: object, known: Any, leaves: Sequence[Operand], spec: object
-    ) -> object:
+        self, trace: Trace, key: object, known: ForeignObject, leaves: Sequence[Operand], spec: object
+    ) -> object:  # fmt: skip
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
@@ -293,7 +294,7 @@ def capture(
     warmup: int = 1,
     check_every: int = 0,
     max_recordings: int = 16,
-) -> Any:
+) -> ForeignObject:
     """Record a step once, and replay it without running its Python code: ``step = capture(step)``, or a decorator.
 
     ``function`` is one whole step, which becomes one program. Its first ``warmup`` calls (default: 1, in which

@@ -7,7 +7,6 @@ both are ordinary captured functions, and several forward passes may run before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.capture.captured import Captured
 from xla_core.capture.replay import shown
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.operands import Gradients, Operand, Tree
@@ -35,7 +35,7 @@ class _Graphed:
     """The two captured passes of one callable."""
 
     def __init__(
-        self, function: Callable[..., Any], parameters: Sequence[Operand], warmup: int
+        self, function: Callable[..., Tree], parameters: Sequence[Operand], warmup: int
     ) -> None:
         self._function = self.__wrapped__ = function
         self._parameters = list(parameters)
@@ -118,7 +118,7 @@ def _wants_gradient(t: Operand) -> bool:
 
 
 def make_graphed_callables(
-    callables: Any,
+    callables: ForeignObject,
     sample_args: Operand,
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
@@ -142,7 +142,9 @@ def make_graphed_callables(
     return tuple(tensors) if several else tensors[0]
 
 
-def _graphed(function: Any, sample: Sequence[Operand], count: int, allow_unused: bool) -> Operand:
+def _graphed(
+    function: ForeignObject, sample: Sequence[Operand], count: int, allow_unused: bool
+) -> Operand:
     is_module = isinstance(function, torch.nn.Module)
     parameters = [p for p in function.parameters() if p.requires_grad] if is_module else []
     former = function.forward if is_module else function

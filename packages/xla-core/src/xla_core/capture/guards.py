@@ -11,7 +11,7 @@ import operator
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import NUMBERS, Attribute, Reachable, Slot
+from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
@@ -196,7 +197,7 @@ class Guards:
         """The tensors that autograd may have saved: all reachable ones except optimizers' state."""
         return self._seen_by_autograd
 
-    def storages(self) -> list[Any]:
+    def storages(self) -> list[Storage]:
         """The storages of all reachable tensors."""
         return self._storages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +12,16 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
 from xla_core.capture.observation import Gradient, Input, Line, Observation, Value
+from xla_core.contract.device_protocol import Buffer
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, is_users_class
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, TorchObject
+
+Buffers: TypeAlias = dict[int | None, Buffer]
+"""Buffers of inputs of a program, by slot."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Fresh:
 
     value: Value
     meta: TensorMeta
-    annotation: Any
+    annotation: object
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Wiring:
     gradients: list[NewGradient]
     fresh: list[Fresh]
     results: list[Result]
-    spec: Any
+    spec: TorchObject
 
 
 def wiring(name: str, trace: Trace, former: Observation, latter: Observation) -> Wiring:

@@ -10,7 +10,6 @@ import dataclasses
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from torch.utils import _pytree as pytree
 
@@ -21,6 +20,7 @@ from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
 from xla_core.contract.device_protocol import Buffer
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.execution import deferred_steps, eager_mode, run_step, runtime, step_closures
 from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import Refusal, ValueNeededError
@@ -31,7 +31,7 @@ from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, TorchObject
 
 Line = tuple[str, int] | None
 
@@ -85,12 +85,12 @@ class Observation:
     gradients: list[Gradient]
     arguments: list[Storage]
     leaves: list[Operand]
-    spec: Any
+    spec: TorchObject
     floats: list[float]
     ints: list[int]
     drawn: Drawn
     windows: list[Window]
-    events: list[tuple[str, Any]]
+    events: list[tuple[str, ForeignObject]]
 
 
 @contextmanager
@@ -186,7 +186,7 @@ class Observer:
             del kept
             trace.flush(trace, shared=False)
             deferred_steps.finish(trace)
-            program: Any = trace.backend.last_program
+            program: ForeignObject = trace.backend.last_program  # a StepProgram
         if not alive:
             raise refuse(errors.MSG_NO_PROGRAM, name=self.name, device=trace.device)
         self._check_host_writes(inputs)

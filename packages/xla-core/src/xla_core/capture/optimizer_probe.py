@@ -15,13 +15,13 @@ import random
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.traced_numbers import Branches, Expression, Formulas, Source, Table
+from xla_core.capture.traced_numbers import Branches, Expression, Formulas, Read, Source, Table
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.storage import PLACEHOLDER, chain
@@ -126,7 +126,7 @@ def explain(
     return Explanation(expressions, frozenset(fixed), frozenset(table.nonzero))
 
 
-def reader(optimizer: torch.optim.Optimizer, source: Source) -> Callable[[], Any]:
+def reader(optimizer: torch.optim.Optimizer, source: Source) -> Read:
     """A function that reads the present value of a source of an optimizer's numbers."""
     if source[0] == "group":
         group, key = optimizer.param_groups[source[1]], source[2]
@@ -140,7 +140,7 @@ def reader(optimizer: torch.optim.Optimizer, source: Source) -> Callable[[], Any
     return lambda: state[key].item() + behind
 
 
-def _number(value: Operand, key: str) -> Any:
+def _number(value: Operand, key: str) -> float:
     if type(value) is not float and type(value) is not int:
         raise refuse(errors.MSG_NO_NUMBER, key=key, got=type(value).__name__)
     return value
@@ -154,7 +154,7 @@ def _sources(expression: Expression) -> set[Source]:
     return set().union(*map(_sources, expression[1:]))
 
 
-def _constants(entries: Sequence[Entry]) -> list[Any]:
+def _constants(entries: Sequence[Entry]) -> list[Operand]:
     """The constants in the keys of a step's operations: the names of the operations, and floats."""
     constants: list[object] = []
     for entry in entries:
@@ -175,7 +175,7 @@ def _stand_in(
     """Take a step of a stand-in of ``optimizer`` in the trace ``scratch``."""
     tensors: dict[int, Operand] = {}
 
-    def shown(t: Operand) -> Any:
+    def shown(t: Operand) -> Operand:
         if not isinstance(t, XLATensor):
             return t
         known = tensors.get(id(t))
@@ -190,7 +190,7 @@ def _stand_in(
             setattr(copied, name, shown(value))
         elif name.endswith("_hooks") and isinstance(value, OrderedDict):
             setattr(copied, name, OrderedDict())
-    parameters: dict[int, Any] = {}
+    parameters: dict[int, torch.Tensor] = {}
     copied.param_groups = []
     for number, group in enumerate(optimizer.param_groups):
         changed = {
@@ -214,7 +214,7 @@ def _stand_in(
         inspect.unwrap(type(copied).step)(copied, *map(shown, args), **named)
 
 
-def _changed(value: Operand, table: Table, source: Source) -> Any:
+def _changed(value: Operand, table: Table, source: Source) -> Operand:
     """A traced number slightly below a nonzero float, different from all other numbers; other values unchanged."""
     if type(value) is float and value:
         return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
@@ -228,9 +228,9 @@ def _state(
     parameters: dict[int, object],
     shown: Callable[[object], object],
     table: Table,
-) -> Any:
-    state: Any = defaultdict(dict)
-    counts: dict[float, tuple[float, Any]] = {}
+) -> dict[torch.Tensor, dict[str, object]]:
+    state: defaultdict[torch.Tensor, dict[str, object]] = defaultdict(dict)
+    counts: dict[float, tuple[float, tuple[int, str]]] = {}
     for number, (p, values) in enumerate(optimizer.state.items()):
         if id(p) not in parameters or not isinstance(values, dict):
             continue

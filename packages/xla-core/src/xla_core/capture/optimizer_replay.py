@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from xla_core.capture.matching import check_numbers
 from xla_core.capture.observation import Observation
 from xla_core.capture.optimizer_probe import reader
 from xla_core.capture.optimizer_steps import Counter, Window
-from xla_core.capture.traced_numbers import Formulas, Source
+from xla_core.capture.traced_numbers import Expression, Formulas, Source
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge.operands import Operand
 
 
@@ -125,7 +126,7 @@ class Numbers:
         self._work: list[Callable[[], None]] = []
         self._checks: list[_Hyperparameters] = []
         self._counts: list[_Counts] = []
-        self._expressions: list[dict[int, Any]] = []
+        self._expressions: list[dict[int, Expression]] = []
         self._recorded = dataclasses.replace(
             latter,
             inputs=[],
@@ -150,7 +151,7 @@ class Numbers:
                 before, window = windows[what]
                 self._add_window(before, window, former, latter)
 
-    def _add_schedule(self, scheduler: Any, has_argument: bool) -> None:
+    def _add_schedule(self, scheduler: ForeignObject, has_argument: bool) -> None:
         if has_argument:
             raise refuse(errors.MSG_SCHEDULE, name=self._name, scheduler=type(scheduler).__name__)
         self._work.append(scheduler.step)

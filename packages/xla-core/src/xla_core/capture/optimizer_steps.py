@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch.optim.optimizer import (
@@ -20,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from xla_core.capture.optimizer_probe import Explanation, explain
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.entry import Entry
 from xla_core.recording.trace import Trace
 from xla_core.torch_bridge.operands import Operand, Tree
@@ -32,7 +32,7 @@ _KNOWN_PACKAGES = ("torch.optim", "torch_xla", "xla_core")
 class Counter:
     """A step count of an optimizer on the host, ``state[key]`` in the state of a parameter."""
 
-    state: dict[str, Any]
+    state: dict[str, object]
     key: str
     tensor: torch.Tensor
 
@@ -59,13 +59,15 @@ class OptimizerSteps:
 
     def __init__(self, trace: Trace) -> None:
         self.windows: list[Window] = []
-        self.events: list[tuple[str, Any]] = []
+        self.events: list[tuple[str, ForeignObject]] = []
         self._trace = trace
-        self._open: list[tuple[Any, int, Entry, dict[tuple[int, str], Any]]] = []
+        self._open: list[
+            tuple[torch.optim.Optimizer, int, Entry, dict[tuple[int, str], object]]
+        ] = []
         self._nested = False
 
     @contextmanager
-    def watching(self, schedulers: Sequence[Any]) -> Iterator[None]:
+    def watching(self, schedulers: Sequence[ForeignObject]) -> Iterator[None]:
         """A block in which the steps of optimizers, and those of ``schedulers``, are noted."""
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._begin).remove)
@@ -75,7 +77,7 @@ class OptimizerSteps:
                 stack.callback(scheduler.__dict__.pop, "step", None)
             yield
 
-    def _noting(self, scheduler: object, step: Callable[..., object]) -> Callable[..., Any]:
+    def _noting(self, scheduler: object, step: Callable[..., object]) -> Callable[..., object]:
         reference = weakref.ref(scheduler)
 
         def noted(*args: Operand, **kwargs: Tree) -> object:
@@ -147,7 +149,7 @@ def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object
 
 
 def _changes(
-    optimizer: torch.optim.Optimizer, before: dict[tuple[int, str], Any]
+    optimizer: torch.optim.Optimizer, before: Mapping[tuple[int, str], Operand]
 ) -> tuple[list[Counter], str | None]:
     """The counts that have advanced by one, and the name of another number that has changed or is new."""
     counters = []

@@ -13,7 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.executed_code import ExecutedCode
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
 
@@ -51,12 +52,12 @@ class Slot:
 
     __slots__ = ("path", "mapping", "key")
 
-    def __init__(self, path: str, mapping: Any, key: Any) -> None:
+    def __init__(self, path: str, mapping: ForeignObject, key: object) -> None:
         self.path = path
         self.mapping = mapping
         self.key = key
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """The present content; the slot itself if it is empty."""
         if isinstance(self.mapping, types.CellType):
             try:
@@ -73,8 +74,9 @@ class Attribute(Slot):
     """An attribute that is in a class, or in a slot of an instance; an instance may get one of its own later."""
 
     __slots__ = ()
+    key: str
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """The present content; the slot itself if it is empty."""
         return getattr(self.mapping, self.key, self)
 
@@ -96,7 +98,7 @@ class Reachable:
         self._keep: list[object] = []
         self._names: set[str] = set()
         self._objects: list[tuple[str, object]] = []
-        self._containers: list[tuple[str, Any, bool]] = []
+        self._containers: list[tuple[str, ForeignObject, bool]] = []
         self._is_named = True
         self._classes: list[tuple[str, object]] = []
         self._attributes: list[tuple[str, str, object]] = []
@@ -105,7 +107,7 @@ class Reachable:
 
     @classmethod
     def of(
-        cls, function: Any, arguments: Mapping[str, Operand], code: ExecutedCode | None = None
+        cls, function: object, arguments: Mapping[str, Operand], code: ExecutedCode | None = None
     ) -> Reachable:
         """What ``function`` can reach by itself, and through the objects in ``arguments`` by name.
 
@@ -337,12 +339,12 @@ class Reachable:
         self._seen.clear()
 
 
-def _named(names: set[str], attributes: Mapping[str, Any]) -> Iterator[str]:
+def _named(names: set[str], attributes: Mapping[str, object]) -> Iterator[str]:
     """Attributes that some code names."""
     return (key for key in attributes if key in names)
 
 
-def _of_classes(names: set[str], value: Any) -> Iterator[str]:
+def _of_classes(names: set[str], value: object) -> Iterator[str]:
     """Attributes that some code names, and that an object, or a class, has from the user's classes."""
     own = () if isinstance(value, type) else getattr(value, "__dict__", ())
     kind = value if isinstance(value, type) else type(value)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from sys import getrefcount
 from threading import get_ident
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from torch.utils import _pytree as pytree
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards
-from xla_core.capture.matching import Result, Wiring, check_numbers, viewed
+from xla_core.capture.matching import Buffers, Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage, View, binding, leaving, poison
+from xla_core.recording.storage import HeldBuffer, Storage, View, binding, leaving, poison
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
@@ -48,7 +48,7 @@ class _Constant:
 
     __slots__ = ("buffer",)
 
-    def __init__(self, buffer: Any) -> None:
+    def __init__(self, buffer: HeldBuffer) -> None:
         self.buffer = buffer
 
 
@@ -126,9 +126,9 @@ class Replay:
     # -- making --------------------------------------------------------------------------------
 
     def _bind_inputs(self, wiring: Wiring) -> None:
-        self._inputs: list[Any] = []
+        self._inputs: list[Storage | _Constant] = []
         self._arguments: list[tuple[int, int]] = []
-        self._states: list[Storage] = []
+        self._states: MutableSequence[Storage] = []
         for slot, one in enumerate(wiring.inputs):
             if isinstance(one, int):
                 self._arguments.append((slot, one))
@@ -220,7 +220,7 @@ class Replay:
 
     # -- checking ------------------------------------------------------------------------------
 
-    def inputs(self, arguments: Sequence[XLATensor]) -> list[Any]:
+    def inputs(self, arguments: Sequence[XLATensor]) -> list[HeldBuffer]:
         """The present values of the program's inputs; donated inputs are copied."""
         trace = self.trace
         with trace.lock:
@@ -232,7 +232,7 @@ class Replay:
                 buffers[slot] = trace.backend.copy(buffers[slot])
             return buffers
 
-    def compare(self, buffers: list[Any], seen: Observation) -> None:
+    def compare(self, buffers: list[HeldBuffer], seen: Observation) -> None:
         """Raise CaptureError if a call that ran its Python code differs from a replay.
 
         ``buffers`` are the ``inputs`` from before the call, ``seen`` is the record of the call.
@@ -280,7 +280,7 @@ class Replay:
             numbers = self._numbers
             buffers = self._collect(arguments)
             adopted = self._adopted(buffers)
-            kept = {slot: buffers[slot] for slot in self._kept_slots}
+            kept: Buffers = {slot: buffers[slot] for slot in self._kept_slots}
             attached = self._free_gradients() if self._gradients else True
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
             self._protect(buffers, safe)
@@ -350,7 +350,7 @@ class Replay:
         what = f"the gradient of a parameter of {tuple(p.shape)}"
         raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
-    def _collect(self, arguments: Sequence[XLATensor]) -> list[Any]:
+    def _collect(self, arguments: Sequence[XLATensor]) -> list[HeldBuffer]:
         """The buffers of the program's inputs, in its order."""
         inputs, trace = self._inputs, self._trace
         for slot, number in self._arguments:
@@ -365,7 +365,7 @@ class Replay:
                 inputs[slot] = _EMPTY
             del trace
 
-    def _ready(self, s: Any) -> Any:
+    def _ready(self, s: Storage | _Constant) -> HeldBuffer:
         if isinstance(s, _Constant):
             return s.buffer
         trace = self._trace
@@ -375,7 +375,7 @@ class Replay:
             trace.flush(trace)
         return trace.backend.device_buffer(s)
 
-    def _adopted(self, buffers: Sequence[object]) -> Any:
+    def _adopted(self, buffers: Sequence[HeldBuffer]) -> Iterable[None]:
         """The work that gives tensors the values of inputs."""
         if not self._passed:
             return ()
@@ -383,7 +383,7 @@ class Replay:
         values = [backend.buffer_for_copy(s, buffers[slot]) for s, slot in self._passed]
         return binding([s for s, _ in self._passed], values)
 
-    def _protect(self, buffers: list[object], safe: bool) -> None:
+    def _protect(self, buffers: list[HeldBuffer], safe: bool) -> None:
         """Replace donated buffers by copies if they have other references; all of them unless it is ``safe``."""
         donated = self.donated
         if not donated:
@@ -405,7 +405,7 @@ class Replay:
             ints[self._seed_positions] = random_state.draw(index, self._places, self._drawn.count)
         return ints
 
-    def _leaving(self) -> Any:
+    def _leaving(self) -> Iterator[None]:
         """The work that keeps former values of tensors for the steps of other threads, which read these."""
         return leaving([*self._targets, *(s for s, _ in self._passed)])
 
@@ -416,7 +416,7 @@ class Replay:
             if deleted is not None and deleted():
                 poison(s, error)
 
-    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> None:
+    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> None:  # fmt: skip
         index = self.program.output_index
         for number, value in self._written_arguments:
             s = arguments[number]._s
@@ -457,7 +457,7 @@ class Replay:
             if p.grad is not g:
                 p.grad = g
 
-    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> Tree:
+    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> Tree:  # fmt: skip
         """The function's result."""
         trace, index = self._trace, self.program.output_index
         storages = []

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from xla_core.contract.foreign_values import AnyFunction, JsonValue
 from xla_core.torch_bridge.operands import Operand
 
-Source: TypeAlias = tuple[Any, ...]
+Source: TypeAlias = tuple[JsonValue, ...]
 """The place that a number is read from: ``("group", 0, "lr")``, ``("group", 0, "betas", 1)``, ``("step", ...)``."""
 
-Expression: TypeAlias = Any
+Expression: TypeAlias = Operand
 """A ``Source`` in a tuple after ``"source"``, a number, or an operation and one or two expressions."""
 
 
@@ -81,7 +82,7 @@ def _expression(value: Operand) -> Expression:
     return value.expression if type(value) is Traced else value
 
 
-def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+def _binary(operation: Callable[[float, float], float], reflected: bool) -> Callable[..., object]:
     def method(self: Traced, other: object, *rest: object) -> object:
         if rest or type(other) not in (int, float, Traced):
             return NotImplemented
@@ -92,7 +93,7 @@ def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[
     return method
 
 
-def _unary(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _unary(operation: Callable[[float], float]) -> Callable[[Traced], object]:
     def method(self: Traced) -> object:
         return self.table.keep(operation(_plain(self)), (operation, self.expression))
 
@@ -106,7 +107,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
 for _name in ("neg", "abs", "pos"):
     setattr(Traced, f"__{_name}__", _unary(getattr(operator, _name)))
 
-Read: TypeAlias = Callable[[], Any]
+Read: TypeAlias = Callable[[], float]
 
 
 class Formulas:
@@ -126,7 +127,7 @@ class Formulas:
         self._registers: list[object] = []
         self._known: dict[object, int] = {}
         self._sources: list[tuple[int, Read]] = []
-        self._work: list[tuple[Any, ...]] = []
+        self._work: list[tuple[int, AnyFunction, int, *tuple[int, ...]]] = []
         places = [
             self._register(expressions[i]) if i in expressions else self._constant(value)
             for i, value in enumerate(constants)

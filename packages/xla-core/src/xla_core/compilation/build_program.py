@@ -8,7 +8,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from xla_core.compilation import (
     compile_threads,
@@ -25,6 +25,7 @@ from xla_core.contract.device_protocol import (
     Program,
     capabilities_of,
 )
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
@@ -73,11 +74,17 @@ def build(
         return compilation.install()
 
 
+class _Facts(TypedDict):
+    trace: Trace
+    program: StepProgram
+    digest: str
+
+
 class Compilation:
     """The compilation of one step; the methods are called in the order in which they are defined."""
 
     name: str
-    executable: Any = None
+    executable: ForeignObject = None  # an ``Executable``, once there is one
     program: Program | None = None
     modules: tuple[Program, ...] = ()
     _schedule: Schedule | None = None
@@ -220,7 +227,7 @@ class Compilation:
     def _tell(self, built: StepProgram) -> None:
         """Notify listeners of the program."""
         preparing = _ns(self._lowered - self._started)
-        facts: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
+        facts: _Facts = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
             loaded = events.ProgramLoaded(**facts, entries=self.entries, loading=preparing)
             events.emit(loaded)

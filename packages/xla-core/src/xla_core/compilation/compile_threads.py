@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from xla_core.support import flags
 
@@ -32,13 +32,13 @@ def wanted() -> int:
     return min(cores or 1, MOST_THREADS) if (cores or 1) > 1 else 0
 
 
-class _Job:
+class _Job(Generic[_T]):
     """A function to call, and the future of its result."""
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, function: Callable[[], _T]) -> None:
         self._function = function
         self._mine = threading.Lock()
-        self.future: Future[Any] = Future()
+        self.future: Future[_T] = Future()
 
     def run(self) -> None:
         """Call the function, unless another thread has begun to, or the job was cancelled."""

@@ -17,7 +17,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Hashable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import jax
 import pluggy
@@ -26,6 +26,7 @@ import torch
 from xla_core.compilation import disk_cache
 from xla_core.compilation.disk_cache import CacheKey
 from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.lowering import compile_settings
 from xla_core.lowering.step_program import outlining_of
 from xla_core.operators import decompositions, lowering_registry, source_digests
@@ -33,6 +34,8 @@ from xla_core.operators.extensions import extensions
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Trace
+
+_What = TypeVar("_What", bound=ForeignObject)
 
 
 class StepResults(NamedTuple):
@@ -47,7 +50,7 @@ class StepResults(NamedTuple):
     taken: tuple[tuple[int, int], ...] = ()
 
 
-class ProgramIdentity(NamedTuple):
+class ProgramIdentity(NamedTuple, Generic[_What]):
     """Everything that determines a compiled program, as named entries: equal identities mean equal programs.
 
     ``what`` is what the program computes: in memory the results of the step that the cache belongs to, an
@@ -56,13 +59,13 @@ class ProgramIdentity(NamedTuple):
     making programs (``compile_settings``), and ``layouts`` says how values are split over devices.
     """
 
-    what: Any
-    device: Any
-    settings: Any
+    what: _What
+    device: torch.device | DeviceClient
+    settings: str | bytes
     layouts: Hashable
 
     @property
-    def surroundings(self) -> tuple[Hashable, ...]:
+    def surroundings(self) -> tuple[object, ...]:
         """All entries but ``what``."""
         return self[1:]
 
@@ -77,7 +80,7 @@ class ProgramIdentity(NamedTuple):
         """
         if disk_cache.current() is None:
             return None
-        entries = (
+        entries: tuple[tuple[str, ForeignObject], ...] = (
             ("program", self.what),
             ("settings", self.settings),
             ("layouts", self.layouts),
@@ -91,7 +94,7 @@ class ProgramIdentity(NamedTuple):
 _tuple: Final = tuple.__new__
 
 
-def in_memory(trace: Trace, what: Hashable, layouts: Hashable = None) -> ProgramIdentity:
+def in_memory(trace: Trace, what: _What, layouts: Hashable = None) -> ProgramIdentity[_What]:
     """The identity, in this process, of the program that computes ``what`` on the device of ``trace`` now."""
     return _tuple(ProgramIdentity, (what, trace.device, compile_settings.token(), layouts))
 
@@ -101,7 +104,7 @@ def of_results(
     outputs: tuple[int, ...],
     donations: tuple[tuple[int, int], ...],
     marked: tuple[tuple[int, int], ...] = (),
-) -> ProgramIdentity:
+) -> ProgramIdentity[StepResults]:
     """The identity, in this process, of a program of the step that ``trace`` has recorded.
 
     ``outputs`` are the numbers of the wanted values. ``donations`` are the pairs of an input's slot and the number
@@ -111,7 +114,7 @@ def of_results(
     return in_memory(trace, results, trace.backend.input_layouts(trace))
 
 
-def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:
+def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity[bytes]:
     """The identity, in every process, of the program of a step.
 
     ``text`` is the complete step (``build_program.key_text``), ``layout`` its layout over the devices.

@@ -17,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 from xla_core.contract import events
-from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable
+from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Program
+from xla_core.contract.foreign_values import Attribute
 from xla_core.lowering.program_failures import Value
 from xla_core.recording.evictable import Kept
+from xla_core.recording.storage import Backend
 from xla_core.support import caches, counters, flags, memory_mappings
 from xla_core.torch_bridge.torch_private import release_free_memory
 
@@ -102,14 +104,14 @@ class StepProgram(Kept):
         "backend", "largest", "making", "_needed",
     )  # fmt: skip
     executable: Executable
-    program: Any
+    program: Program | None
     compile_seconds: float
 
     def __init__(
         self,
         name: str,
         executable: Executable,
-        program: object,
+        program: Program | None,
         inputs: tuple[ArraySpec, ...],
         output_index: dict[int, int],
         aliases: tuple[tuple[int, int], ...],
@@ -117,7 +119,7 @@ class StepProgram(Kept):
         compile_seconds: float,
         from_cache: bool,
         output_bytes: dict[int, int],
-        backend: Any,
+        backend: Backend,
         largest: tuple[Value, ...] = (),
     ) -> None:
         super().__init__(executable)
@@ -147,7 +149,7 @@ class StepProgram(Kept):
         self.making = making
         del self.executable, self.program, self.compile_seconds
 
-    def made(self, executable: Executable, program: object, seconds: float) -> None:
+    def made(self, executable: Executable, program: Program | None, seconds: float) -> None:
         """Receive ``executable`` and its ``program``, which took ``seconds`` to make."""
         self.program, self.compile_seconds = program, seconds
         self.executable = executable
@@ -168,7 +170,7 @@ class StepProgram(Kept):
         if making is not None:
             making.future.result()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         # called only for attributes that are not set, such as those that ``await_making`` deleted
         if name not in ("executable", "program", "compile_seconds"):
             raise AttributeError(name)

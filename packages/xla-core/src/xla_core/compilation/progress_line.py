@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol, TextIO
+from typing import Final, Protocol, TextIO
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.support import flags
 
 AFTER_SECONDS: Final = 3.0
@@ -95,7 +96,7 @@ class _Notebook:
 
     def __init__(self, display: Callable[..., object]) -> None:
         self._display = display
-        self._handle: Any = None
+        self._handle: ForeignObject = None
 
     def show(self, text: str) -> None:
         """Show the output, or update it."""

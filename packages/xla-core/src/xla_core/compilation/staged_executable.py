@@ -9,13 +9,15 @@ import operator
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from xla_core.compilation.program_table import execution
 from xla_core.contract.device_protocol import Buffer, DeviceClient, Executable, Placement
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.lowering.stage_schedule import Run, Schedule
+from xla_core.recording.storage import HeldBuffer
 from xla_core.support import indivisible
 
 _MAGIC: Final = b"XLASTG01"
@@ -71,7 +73,7 @@ class StagedExecutable:
         return results
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
+        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[object]:
         """The work of ``execute``, done by exhausting the iterator; the results are appended to ``results``.
 
@@ -79,10 +81,10 @@ class StagedExecutable:
         iterator runs no Python function unless the stages' ``deferred`` do, so that no exception can occur between
         two stages: the values that the first stages donated would be lost.
         """
-        values = [*arguments, *self._constants()]
-        work: list[Iterable[Any]] = []
+        values: list[HeldBuffer] = [*arguments, *self._constants()]
+        work: list[Iterable[object]] = []
         for executable, places, freed in self._runs:
-            given: list[Any] = []
+            given: list[Buffer] = []
             work += (
                 map(given.extend, (map(values.__getitem__, places),)),
                 execution(executable, given, values, checked=True),
@@ -180,7 +182,7 @@ def deserialize(
     return StagedExecutable(client, name, executables, plan, placement)
 
 
-def _schedule(stored: Mapping[str, Any]) -> Schedule:
+def _schedule(stored: Mapping[str, JsonValue]) -> Schedule:
     runs = (
         Run(int(r["executable"]), tuple(r["arguments"]), tuple(r["results"]), tuple(r["freed"]))
         for r in stored["runs"]

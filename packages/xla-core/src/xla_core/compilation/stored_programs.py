@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from xla_core.compilation import disk_cache, staged_executable, warm_start
 from xla_core.compilation.disk_cache import CacheKey
 from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
 
 
-def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Placement) -> Any:
+def load(
+    client: DeviceClient, key: CacheKey | None, name: str, placement: Placement
+) -> Executable | None:
     """The executable stored under ``key``, loaded for ``client`` and ``placement``; None if there is none.
 
     ``name`` is the program's name. A program that was loaded ahead is used; one that cannot be loaded causes a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def gradient_accumulation(
 
 
 def _recorded(
-    train_step: Callable[..., Any], items: Sequence[XLATensor], carries: Sequence[TensorMeta]
+    train_step: Callable[..., Tree], items: Sequence[XLATensor], carries: Sequence[TensorMeta]
 ) -> Recorded:
     """Record one step with its gradient. Raises RuntimeError if it uses a tensor that has a history."""
     slices = [tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(items)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -21,9 +21,11 @@ from xla_core.computations.call_jax import key_of
 from xla_core.computations.computation import Computation
 from xla_core.computations.forward_backward import Joint, Passes, Recorded, snapshot
 from xla_core.dispatch.functional import find_trace
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.recording import random_state
+from xla_core.recording.entry import Operation
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge.operands import NamedOperands, Operands, Tree
+from xla_core.torch_bridge.operands import NamedOperands, Operands, TorchObject, Tree
 
 MSG_SEED: Final = (
     "the function was created with add_rng_seed_argument=True: give it rng_seed=, an int; got {got}"
@@ -44,7 +46,7 @@ MOST_RECORDINGS: Final = 256
 
 def assume_pure(
     fn: Callable[..., object], *, add_rng_seed_argument: bool = False
-) -> Callable[..., Any]:
+) -> Callable[..., Tree]:
     """A function that records ``fn`` once, and then calls it as one operation.
 
     ``fn`` is recorded again for tensors of other shapes or dtypes, for another structure of the arguments, and for
@@ -83,7 +85,7 @@ def assume_pure(
 
 def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
     """The key of the recording for these arguments. Raises TypeError for an argument that has no key."""
-    parts: list[Any] = []
+    parts: list[Hashable] = []
     for leaf in leaves:
         if isinstance(leaf, XLATensor):
             parts.append((leaf.shape, leaf.dtype, leaf.requires_grad, leaf.device))
@@ -101,7 +103,7 @@ def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
     return key
 
 
-def _name(fn: Any) -> str:
+def _name(fn: object) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -117,7 +119,7 @@ class _Traced:
     seed: int
     leaves: tuple[Tree, ...]
     places: tuple[int, ...]
-    spec: Any
+    spec: TorchObject
 
     def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Tree:
         passes = _Once(self.recorded, self.seed if seed is None else seed)
@@ -180,11 +182,20 @@ class _Programs:
         self.held = {v: s for v, s in body.inputs.items() if s < 0}
 
     def _computation(
-        self, name: str, values: Sequence[int], entries: Any, given: Callable[[Any], dict[int, Any]]
+        self,
+        name: str,
+        values: Sequence[int],
+        entries: Sequence[Operation],
+        given: Callable[[Sequence[TracedValue]], dict[int, TracedValue]],
     ) -> Computation:
         body = self.joint.body
 
-        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+        def evaluate(
+            tensors: Sequence[TracedValue],
+            floats: Sequence[TracedValue],
+            ints: Sequence[TracedValue],
+            key: TracedValue,
+        ) -> list[TracedValue]:
             scope = body.run(entries, given(tensors), floats, ints, key)
             return [scope[v] for v in values]
 
@@ -192,12 +203,12 @@ class _Programs:
         metas = [body.meta(v) for v in values]
         return Computation(name, self.joint.text(), metas, evaluate, random=random)
 
-    def _given_forward(self, tensors: Sequence[Any]) -> dict[int, object]:
+    def _given_forward(self, tensors: Sequence[TracedValue]) -> dict[int, TracedValue]:
         count = self.joint.arguments
         sources = (*tensors[:count], *reversed(tensors[count:]))
         return {v: sources[s] for v, s in self.joint.inputs.items()}
 
-    def _given_backward(self, tensors: Sequence[Any]) -> dict[int, object]:
+    def _given_backward(self, tensors: Sequence[TracedValue]) -> dict[int, TracedValue]:
         joint = self.joint
         given = dict(zip((*joint.saved, *self.read), tensors, strict=False))
         rest = tensors[len(joint.saved) + len(self.read) :]
@@ -283,7 +294,7 @@ def _pure_forward(
     return torch.func.functional_call(module, (parameters, buffers), args, kwargs)
 
 
-def assume_pure_torch(func: Callable[..., object], use_cache: bool = False) -> Callable[..., Any]:
+def assume_pure_torch(func: Callable[..., object], use_cache: bool = False) -> Callable[..., Tree]:
     """A function that calls ``func`` as one operation of the step, without gradients.
 
     ``func`` is recorded in each call; with ``use_cache`` (default: False) it is recorded once, as by

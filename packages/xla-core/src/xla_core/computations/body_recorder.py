@@ -12,13 +12,15 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Final
 
 import jax
 import numpy as np
 import torch
 
 from xla_core.compilation import build_program
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.operators.plan import SEED
@@ -87,7 +89,7 @@ class _Turnstile:
     body, too.
     """
 
-    def __init__(self, recorder: Recorder, outer: Any) -> None:
+    def __init__(self, recorder: Recorder, outer: AbstractContextManager[object]) -> None:
         self._recorder = recorder
         self._outer = outer
         self._inner = threading.RLock()
@@ -144,7 +146,7 @@ class Recorder:
         self._written: list[Storage] = []
         # while suspended: captured storages with their states inside the body
         self._suspended: list[tuple[_Used, StorageState]] = []
-        self._step: Any = None
+        self._step: ForeignObject = None  # a Step, once suspended
         # the recorder of the body inside which this body is recorded
         self._outer_recorder: Recorder | None = None
 
@@ -159,7 +161,7 @@ class Recorder:
         self.stand_ins.append(tensor)
         return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
-    def value(self, tensor: Any) -> int:
+    def value(self, tensor: object) -> int:
         """The number of a result's value in the body.
 
         Raises TypeError unless it is a tensor on the body's device.
@@ -199,7 +201,7 @@ class Recorder:
         indivisible.do(trace.installing(Recording(step, mode)))
         return self
 
-    def __exit__(self, kind: Any, error: object, _traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, _traceback: object) -> None:
         self.close()
         if error is None:
             self._check_writes()
@@ -301,7 +303,9 @@ class Recorder:
             raise RuntimeError(MSG_WRITES.format(what=self.what, target=target))
 
 
-def _behind(recording: Recording, lock: object, bare: object) -> Recording:
+def _behind(
+    recording: Recording, lock: AbstractContextManager[object], bare: AbstractContextManager[object]
+) -> Recording:
     """``recording`` with other locks."""
     return recording._replace(mode=recording.mode._replace(lock=lock, bare=bare))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from xla_core.computations.computation import Computation
 from xla_core.dispatch.functional import find_trace
 from xla_core.jax_bridge import jax_private
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches
@@ -151,21 +152,21 @@ def constant_of(function: object, position: int, leaf: Tree) -> Hashable:
     return leaf  # type: ignore[no-any-return]
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _trace(
-    function: Any,
+    function: Callable[..., object],
     name: str | None,
     metas: tuple[TensorMeta, ...],
     constants: tuple[Tree, ...],
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     platform: str,
 ) -> _Traced:
     results: list[Tree] = []
 
-    def flat(*arrays: Any) -> list[jax.Array]:
+    def flat(*arrays: jax.Array) -> list[jax.Array]:
         remaining = iter(arrays)
         leaves = [
             next(remaining) if c is _TENSOR else c.value() if isinstance(c, _Array) else c
@@ -185,7 +186,9 @@ def _trace(
     return _Traced(function, _computation(function, name, jaxpr, platform), results[0])
 
 
-def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> Computation:
+def _computation(
+    function: object, name: str | None, jaxpr: JaxObject, platform: str
+) -> Computation:
     call = jax_private.jaxpr_function(jaxpr)
     dtypes = [aval.dtype for aval in jaxpr.in_avals]
     # The module identifies the computation, with its constants; the text of a jaxpr would contain addresses.
@@ -204,13 +207,13 @@ def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> 
     return Computation(name or "jax_func", platform.encode() + module, outputs, evaluate)
 
 
-def _meta(function: Any, aval: Any) -> TensorMeta:
+def _meta(function: object, aval: JaxObject) -> TensorMeta:
     dtype = _TORCH_DTYPES.get(np.dtype(aval.dtype)) if not _is_extended(aval.dtype) else None
     if dtype is None:
         raise TypeError(MSG_DTYPE.format(function=_name(function), dtype=aval.dtype))
     return tensor_meta(tuple(aval.shape), dtype)
 
 
-def _is_extended(dtype: Any) -> bool:
+def _is_extended(dtype: object) -> bool:
     """Whether a dtype is one of jax's own, such as that of random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))

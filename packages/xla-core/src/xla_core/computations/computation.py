@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
 from xla_core.dispatch.functional import find_trace, wrap_results
 from xla_core.dispatch.meta_inference import OperatorPlan
-from xla_core.operators.lowering_registry import Promotion, Rule
+from xla_core.jax_bridge.traced_values import TracedValue
+from xla_core.operators.lowering_registry import Promotion, Rule, RuleContext
 from xla_core.operators.plan import SEED, Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
@@ -31,7 +32,10 @@ MSG_OPERAND: Final = (
 _DIGITS: Final = 12
 
 
-Evaluate: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Sequence[Any]]
+Evaluate: TypeAlias = Callable[
+    [Sequence[TracedValue], Sequence[TracedValue], Sequence[TracedValue], TracedValue],
+    Sequence[TracedValue],
+]
 """The function of a computation.
 
 It takes jax arrays of its tensors, lifted floats, lifted ints, and a jax PRNG key for
@@ -111,7 +115,12 @@ def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Pl
     def meta(*_args: object) -> list[torch.Tensor]:
         return [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in outputs]
 
-    def run(context: Any, tensors: list[Any], floats: list[Any], ints: list[Any]) -> Sequence[Any]:
+    def run(
+        context: RuleContext,
+        tensors: list[TracedValue],
+        floats: list[TracedValue],
+        ints: list[TracedValue],
+    ) -> Sequence[TracedValue]:
         return evaluate(tensors, floats, ints, context.key)
 
     rule = Rule(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from xla_core.computations import rematerialization
 from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, needed
 from xla_core.computations.rematerialization import Keep, PartitionFn
+from xla_core.contract.foreign_values import AnyFunction, ForeignObject
 from xla_core.execution import eager_mode, index_checks
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Operation, inputs_of
@@ -27,7 +28,7 @@ from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge import error_texts, torch_private
-from xla_core.torch_bridge.operands import Operands, Tree
+from xla_core.torch_bridge.operands import Operand, Operands, Tree
 
 MSG_HISTORY: Final = (
     "{what} uses a captured tensor whose gradient is needed in a way that cannot be followed ({node}); pass it as "
@@ -65,7 +66,7 @@ class Joint:
         self.gradients = gradients
         self.arguments = arguments = len(argument_metas)
         self.inputs = {v: s for v, s in body.inputs.items() if s < arguments}
-        self.programs: dict[Any, Any] = {}
+        self.programs: dict[object, ForeignObject] = {}
         wanted = [g for g in gradients if g is not None]
         keep = rematerialization.keep_rule(body, cut, outputs, wanted, tangents, partition_fn)
         self.backward, self.saved, self.reads = _backward(body, cut, wanted, tangents, keep)
@@ -271,15 +272,17 @@ class _Cut(TorchFunctionMode):
     def __init__(self, start: int) -> None:
         super().__init__()
         self.start = start
-        self.aliases: dict[tuple[Any, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.aliases: dict[
+            tuple[torch.autograd.graph.Node, int], tuple[torch.Tensor, torch.Tensor]
+        ] = {}
 
     def __torch_function__(
-        self, func: Any, _types: Any, args: Operands = (), kwargs: Tree = None
-    ) -> Any:
+        self, func: AnyFunction, _types: object, args: Operands = (), kwargs: Tree = None
+    ) -> Operand:
         named = {name: self.alias(a) for name, a in kwargs.items()} if kwargs else {}
         return func(*map(self.alias, args), **named)
 
-    def alias(self, a: Any) -> Any:
+    def alias(self, a: Operand) -> Operand:
         """``a``, or the alias that replaces it; also for the items of a list or tuple."""
         if isinstance(a, XLATensor):
             node = a.grad_fn

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from xla_core.computations.forward_backward import Passes
 from xla_core.torch_bridge.operands import Tree
 
 
-def j2t_autograd(fn: Callable[..., object]) -> Callable[..., Any]:
+def j2t_autograd(fn: Callable[..., object]) -> Callable[..., Tree]:
     """A differentiable function on ``xla`` tensors that calls ``fn``, a function on jax arrays.
 
     ``fn`` is called as by ``call_jax``. If a gradient is wanted, ``jax.vjp`` gives the forward pass, the values
@@ -63,13 +62,13 @@ class _Call:
         return jax.vjp(flat, list(differentiable))
 
 
-def _pull(vjp: Callable[[Any], Any], gradients: Any) -> object:
+def _pull(vjp: Callable[[Tree], Tree], gradients: Tree) -> object:
     """The gradients of a function's arguments, from those of its results.
 
     A gradient of PyTorch is the complex conjugate of jax's.
     """
 
-    def cotangent(array: Any) -> jax.Array:
+    def cotangent(array: jax.Array) -> jax.Array:
         if jnp.issubdtype(array.dtype, jnp.inexact):
             return jnp.conj(array)
         return np.zeros(array.shape, jax.dtypes.float0)  # as jax requires for integers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -218,7 +218,7 @@ class _Loop:
             own_floats = (floats[:cut_floats], floats[cut_floats:])
             own_ints = (ints[:cut_ints], ints[cut_ints:])
 
-            def values(which: int, state: Tree) -> list[Any]:
+            def values(which: int, state: Tree) -> list[jax.Array]:
                 count, carried = state
                 joint = joints_[which]
                 sources = (*carried, *constants, *reversed(held[which]))

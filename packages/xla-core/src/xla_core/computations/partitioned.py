@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from functorch.compile import default_partition
 from torch.utils import _pytree
 
 from xla_core.computations.rematerialization import PartitionFn
-from xla_core.torch_bridge.operands import Gradients, Tree
+from xla_core.torch_bridge.operands import AutogradContext, Gradients, TorchObject, Tree
 
 MSG_PARTS: Final = "parts of the lengths {lengths} do not add up to a sequence of {whole} items"
 MSG_GRADIENTS: Final = "{name}.backward returned {got} gradients for {wanted} arguments"
@@ -22,7 +22,11 @@ def value_and_grad_partitioned(
     xs: Tree,
     partition_fn: PartitionFn = default_partition,
     is_fn_pure: bool = True,
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+) -> tuple[
+    Callable[[Tree, Tree], tuple[Tree, tuple[Tree, Tree]]],
+    Callable[[Tree, Tree], Tree],
+    Callable[[Tree, tuple[Tree, Tree]], tuple[Tree, Tree]],
+]:
     """Three functions that are the passes of ``scan`` over ``fn``, for loops that are written by hand.
 
     ``forward(carry, x)`` returns ``(carry, (y, activations))``. ``alias_input(stacked, xs)`` returns the stacked
@@ -85,7 +89,7 @@ def _fresh(leaf: Tree) -> object:
     return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
 
 
-def tree_flatten_none(pytree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def tree_flatten_none(pytree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     """The leaves of a tree that are not None, and a function that makes the tree of such leaves again."""
     leaves, spec = _pytree.tree_flatten(pytree)
     there = [leaf is not None for leaf in leaves]
@@ -97,7 +101,7 @@ def tree_flatten_none(pytree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]]
     return [leaf for leaf in leaves if leaf is not None], unflatten
 
 
-def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Any], ...]:
+def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Tree], ...]:
     """Cut ``seq`` into parts of these lengths. Raises ValueError unless they add up to the length of ``seq``."""
     if sum(part_lengths) != len(seq):
         raise ValueError(MSG_PARTS.format(lengths=part_lengths, whole=len(seq)))
@@ -108,7 +112,7 @@ def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Any], ...]:
     return tuple(parts)
 
 
-def pytreeify(cls: Any) -> type:
+def pytreeify(cls: type[torch.autograd.Function]) -> type:
     """An autograd function like ``cls`` whose arguments and results are trees of tensors.
 
     ``cls.forward(ctx, *trees)`` returns a tree, or a tuple of trees. ``cls.backward(ctx, *gradients)`` takes trees
@@ -118,7 +122,9 @@ def pytreeify(cls: Any) -> type:
 
     class OfTrees(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Tree:
+        def forward(
+            ctx: AutogradContext, specs: list[TorchObject], spec: TorchObject, *leaves: Tree
+        ) -> Tree:
             results = cls.forward(ctx, *_pytree.tree_unflatten(leaves, spec))
             flat, result_spec = _pytree.tree_flatten(results)
             specs.append(result_spec)
@@ -126,7 +132,7 @@ def pytreeify(cls: Any) -> type:
             return tuple(flat)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Gradients:
+        def backward(ctx: AutogradContext, *gradients: torch.Tensor | None) -> Gradients:
             spec, results = ctx.trees
             trees = _pytree.tree_unflatten(gradients, results)
             result_spec = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
@@ -146,7 +152,7 @@ def pytreeify(cls: Any) -> type:
     return Trees
 
 
-def _flat_gradients(name: str, gradients: Tree, spec: Any) -> list[object]:
+def _flat_gradients(name: str, gradients: Tree, spec: TorchObject) -> list[object]:
     """The gradients of all leaves; an argument whose gradient is None has None for each leaf."""
     given = gradients if isinstance(gradients, tuple) else (gradients,)
     children = spec.children()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.utils import _pytree as pytree
 
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge.operands import Tree
+from xla_core.torch_bridge.operands import TorchObject, Tree
 
 MSG_LEAF: Final = "{what} contains {got}; its leaves are tensors on an xla device, or None"
 
@@ -20,7 +20,7 @@ MSG_LEAF: Final = "{what} contains {got}; its leaves are tensors on an xla devic
 class Structure:
     """The structure of a flattened tree: its spec, and which of its leaves are tensors and not None."""
 
-    spec: Any
+    spec: TorchObject
     present: tuple[bool, ...]
 
     def unflatten(self, tensors: Sequence[object]) -> Tree:

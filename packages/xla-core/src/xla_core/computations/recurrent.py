@@ -8,15 +8,18 @@ lengths. So a net of fixed length keeps PyTorch's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
+from typing import Final
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from xla_core.execution import eager_mode
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches, flags
+from xla_core.torch_bridge.operands import Operand, Operands
 
 _KINDS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DTYPES: Final = (torch.float32, torch.float64)
@@ -30,7 +33,7 @@ _first_lengths: caches.Bounded[Hashable, frozenset[Hashable]] = caches.Bounded(
 )
 
 
-def install(nets: Callable[[], object]) -> None:
+def install(nets: Callable[[], ModuleType]) -> None:
     """Register the kernels; ``nets()`` returns a module with ``of_sequences``, ``of_packed`` and ``padded``."""
     if _libraries:
         return
@@ -47,7 +50,9 @@ def install(nets: Callable[[], object]) -> None:
     _libraries.append(library)
 
 
-def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> object:
+def _kernel(
+    overload: OpOverload, nets: Callable[[], ModuleType], name: str, *args: Operand
+) -> object:
     """Run function ``name`` of the module, or PyTorch's decomposition.
 
     ``args`` are the kind of net, if there is one, and the operator's arguments.
@@ -67,7 +72,11 @@ def _without_extra_dimension(results: tuple[torch.Tensor, ...]) -> tuple[torch.T
 
 
 def _unpacked(
-    overload: Any, nets: Callable[[], Any], gradient: torch.Tensor, sizes: Any, *how: Any
+    overload: OpOverload,
+    nets: Callable[[], ModuleType],
+    gradient: torch.Tensor,
+    sizes: Sequence[int],
+    *how: Operand,
 ) -> object:
     """The gradient of packing a padded sequence, which PyTorch copies one time step after the other.
 
@@ -79,7 +88,7 @@ def _unpacked(
     return nets().padded(gradient, *how, 0.0, sizes[1 if batch_first else 0])[0]
 
 
-def _is_late(name: str, kind: tuple[str, ...], operands: tuple[Any, ...]) -> bool:
+def _is_late(name: str, kind: tuple[str, ...], operands: Operands) -> bool:
     """Whether the net has had two other lengths before (for packed sequences, two other lists of lengths).
 
     False in eager mode and for programs over several devices, where lengths do not share programs.
@@ -104,7 +113,7 @@ def _is_late(name: str, kind: tuple[str, ...], operands: tuple[Any, ...]) -> boo
     return True
 
 
-def _ours(args: tuple[Any, ...]) -> bool:
+def _ours(args: Operands) -> bool:
     """Whether our operators support the operands: non-empty ``xla`` tensors of one dtype, without autocast."""
     if torch.is_autocast_enabled("xla") or not args[0].numel():
         return False

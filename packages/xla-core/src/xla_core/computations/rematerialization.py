@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from functorch.compile import default_partition
@@ -24,7 +24,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, inputs_of, operations_of
 from xla_core.recording.step_key import Lift, Ref
 
-PartitionFn: TypeAlias = Callable[..., tuple[Any, Any]]
+PartitionFn: TypeAlias = Callable[..., tuple[GraphModule, GraphModule]]
 Keep: TypeAlias = Callable[[Operation, int], bool]
 """Whether a value of an operation of the forward pass, by its number, is saved for the backward pass."""
 
@@ -121,7 +121,7 @@ def _fake(meta: TensorMeta) -> torch.Tensor:
 def _add(graph: Graph, nodes: dict[int, Node], entry: Operation) -> None:
     """Add a node for an operation, and a node for each of its results if there are several."""
 
-    def shown(a: Any) -> Any:
+    def shown(a: object) -> object:
         if isinstance(a, Ref):
             return nodes[a.vid]
         if isinstance(a, Lift):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
+
+from xla_core.contract.foreign_values import JsonValue
 
 __all__ = [
     "ArraySpec",
@@ -59,7 +61,7 @@ class DeviceDescription:
     process_index: int
     platform: str
     kind: str
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Topology:
     distributed_client: object = None
     local_device_count: int | None = None
     aot_topology: str | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Exchange:
     """
 
     device: str
-    take: Callable[[Any, Placement], Buffer]
+    take: Callable[[object, Placement], Buffer]
     give: Callable[[Buffer], object]
 
 

@@ -4,7 +4,7 @@ Each kind is a class below. A listener that subscribes to a class gets its insta
 ``Event`` gets all of them. Times are nanoseconds. What a listener raises is raised where the event happened.
 Nothing is emitted per operator.
 
-Fields of torch's and the core's own kinds are ``Any`` here, where neither is imported: ``trace`` is a ``Trace``
+Fields of torch's and the core's own kinds have no classes here, where neither is imported: ``trace`` is a ``Trace``
 and ``entries`` are ``Entry`` objects (``extension_api.steps``), ``program`` is a ``StepProgram``
 (``extension_api.programs``), ``device`` a ``torch.device``.
 """
@@ -13,9 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from xla_core.contract.device_protocol import Buffer, Program
+from xla_core.contract.foreign_values import (
+    AnyFunction,
+    CoreEntry,
+    CoreProgram,
+    CoreTrace,
+    ForeignObject,
+)
 
 __all__ = [
     "E",
@@ -55,10 +62,10 @@ class ProgramMissing(Event):
     pairs of an input and the output that gets its memory.
     """
 
-    trace: Any
+    trace: CoreTrace
     name: str
     digest: str
-    entries: Sequence[Any]
+    entries: Sequence[CoreEntry]
     outputs: tuple[int, ...]
     aliases: Sequence[tuple[int, int]]
 
@@ -72,10 +79,10 @@ class ProgramCompiled(Event):
     are nanoseconds.
     """
 
-    trace: Any
-    program: Any
+    trace: CoreTrace
+    program: CoreProgram
     digest: str
-    entries: Sequence[Any]
+    entries: Sequence[CoreEntry]
     modules: Sequence[Program]
     lowering: int
     compiling: int
@@ -88,10 +95,10 @@ class ProgramLoaded(Event):
     ``entries`` are the step's operations in ``trace``, ``digest`` identifies them; ``loading`` is in nanoseconds.
     """
 
-    trace: Any
-    program: Any
+    trace: CoreTrace
+    program: CoreProgram
     digest: str
-    entries: Sequence[Any]
+    entries: Sequence[CoreEntry]
     loading: int
 
 
@@ -99,22 +106,22 @@ class ProgramLoaded(Event):
 class ProgramEvicted(Event):
     """A program was evicted from the cache; the next step that needs it compiles it again."""
 
-    program: Any
+    program: CoreProgram
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class StepsForgotten(Event):
     """All steps recorded on a device are about to be dropped."""
 
-    trace: Any
+    trace: CoreTrace
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class RunRequested(Event):
     """A run was requested: it is enqueued now, or once its program is compiled."""
 
-    trace: Any
-    program: Any
+    trace: CoreTrace
+    program: CoreProgram
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -126,8 +133,8 @@ class ProgramExecuted(Event):
     a captured step. ``results`` are the buffers, ``nanoseconds`` is the host's time to enqueue the run.
     """
 
-    trace: Any
-    program: Any
+    trace: CoreTrace
+    program: CoreProgram
     results: Sequence[Buffer]
     nanoseconds: int
 
@@ -139,7 +146,7 @@ class ExecutionRefused(Event):
     The error is raised next.
     """
 
-    trace: Any
+    trace: CoreTrace
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -149,7 +156,7 @@ class Flushed(Event):
     ``nanoseconds`` are the host's, with everything above: compiling, loading, enqueuing.
     """
 
-    trace: Any
+    trace: CoreTrace
     operations: int
     nanoseconds: int
 
@@ -204,12 +211,12 @@ class Fallback(Event):
 class StepMarked(Event):
     """The user ended a step."""
 
-    device: Any
+    device: ForeignObject
 
 
 E = TypeVar("E", bound=Event)
 """The class of an event, as a type variable of ``subscribe`` and related functions."""
-_subscriptions: list[tuple[type[Event], Callable[[Any], None]]] = []
+_subscriptions: list[tuple[type[Event], AnyFunction]] = []
 
 
 class _Known:
@@ -246,7 +253,7 @@ def subscribe(kind: type[E], listener: Callable[[E], None]) -> Callable[[], None
     return unsubscribe
 
 
-def _listeners_of(kind: type[Event]) -> tuple[Callable[[Any], None], ...]:
+def _listeners_of(kind: type[Event]) -> tuple[Callable[[object], None], ...]:
     by_kind = _Known.listeners
     listeners = by_kind.get(kind)
     if listeners is None:

@@ -8,12 +8,13 @@ and registries are handed over once, at the start; a hook may leave out argument
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pluggy
 
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program, Topology
 from xla_core.contract.events import Events
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.contract.step_sharding import ShardingChoice, StepToSplit
 
 __all__ = [
@@ -58,7 +59,7 @@ def xla_core_client_started(client: DeviceClient) -> None:
 
 
 @hookspec(firstresult=True)
-def xla_core_make_backends(client: DeviceClient) -> Sequence[Any] | None:
+def xla_core_make_backends(client: DeviceClient) -> Sequence[object] | None:
     """The devices that PyTorch sees, each an ``extension_api.backends.Backend``; None: one per local device.
 
     Asked when the client starts, and again when an extension calls ``runtime.reattach``.
@@ -69,7 +70,7 @@ class OperatorRegistry(Protocol):
     """The registry of lowering rules: the functions of ``extension_api.operators`` with the same names."""
 
     @property
-    def rule(self) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    def rule(self) -> Callable[..., Callable[[AnyFunction], AnyFunction]]:
         """``rule(*overloads)`` is a decorator; see ``extension_api.operators.rule``."""
         ...
 
@@ -95,7 +96,7 @@ def xla_core_over_parts(
     specs: Sequence[object],
     results: Sequence[tuple[object, tuple[int, ...]]],
     mesh: object,
-) -> Any:
+) -> object:
     """Apply ``function`` to the shards of ``tensors`` on each device; returns whole tensors, or None.
 
     ``specs`` are the tensors' partition specs, ``results`` those of the results with their whole shapes,
@@ -128,7 +129,7 @@ def xla_core_replicated_executable(
 
 
 @hookspec
-def xla_core_kept_in_step(trace: object) -> Any:
+def xla_core_kept_in_step(trace: object) -> object:
     """The tensor that the extension keeps until the calling thread's step on ``trace`` ends, or None.
 
     The tensor has no meaning in later steps. Called when a step has been recorded for replay, which does not

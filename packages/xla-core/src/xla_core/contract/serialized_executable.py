@@ -10,12 +10,13 @@ import functools
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import ml_dtypes  # noqa: F401  (makes numpy know "bfloat16" and the float8 types by name)
 import numpy as np
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Program
+from xla_core.contract.foreign_values import JsonObject
 
 __all__ = [
     "pack",
@@ -71,7 +72,7 @@ def unpack(plugin: str, payload: bytes, name: str, placement: Placement) -> tupl
     return program, payload[start + length :]
 
 
-def report(payload: bytes) -> dict[str, Any] | None:
+def report(payload: bytes) -> JsonObject | None:
     """The report that ``pack`` was given, of a payload that ``unpack`` takes; None without one."""
     start = len(_MAGIC) + _LENGTH.size
     (length,) = _LENGTH.unpack_from(payload, len(_MAGIC))
@@ -90,7 +91,7 @@ def _describe(program: Program) -> dict[str, object]:
     }
 
 
-def _undescribe(header: dict[str, Any], name: str, placement: Placement) -> Program:
+def _undescribe(header: JsonObject, name: str, placement: Placement) -> Program:
     @functools.cache  # a model's parameters have few shapes
     def spec(shape: tuple[int, ...], dtype: str, sharding: str | None) -> ArraySpec:
         return ArraySpec(shape, np.dtype(dtype), sharding)

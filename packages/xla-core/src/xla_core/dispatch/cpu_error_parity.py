@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -256,12 +256,12 @@ def _is_no_convolution(args: Sequence[Operand]) -> bool:
     return any(size + 2 * pad < step * (k - 1) + 1 for size, k, pad, step in extents)
 
 
-def _divides_by_zero(position: int) -> Callable[[Sequence[Any]], bool]:
+def _divides_by_zero(position: int) -> Callable[[Sequence[Operand]], bool]:
     """Whether the divisor of an average, the argument at ``position``, is zero."""
     return lambda args: len(args) > position and args[position] == 0
 
 
-def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
+def _is_no_unpooling(rank: int) -> Callable[[Sequence[Operand]], bool]:
     """Whether values have no planes of ``rank`` dimensions, their places are others than they, or no places."""
 
     def suspicious(args: Sequence[Operand]) -> bool:
@@ -278,12 +278,12 @@ def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
     return suspicious
 
 
-def _searches_no_line(args: Sequence[Any]) -> bool:
+def _searches_no_line(args: Sequence[Operand]) -> bool:
     """Whether boundaries have no dimension, or a number looks for its place in several rows."""
     return args[0].dim() == 0 or (args[0].dim() != 1 and not isinstance(args[1], torch.Tensor))
 
 
-def _is_not_a_line(args: Sequence[Any]) -> bool:
+def _is_not_a_line(args: Sequence[Operand]) -> bool:
     return args[1].dim() != 1
 
 
@@ -291,7 +291,7 @@ def _are_no_indices(indices: Sequence[Operand]) -> bool:
     return any(i is not None and i.dtype not in _INDEX_DTYPES for i in indices)
 
 
-def _unless(dtypes: Sequence[torch.dtype], position: int) -> Callable[[Sequence[Any]], bool]:
+def _unless(dtypes: Sequence[torch.dtype], position: int) -> Callable[[Sequence[Operand]], bool]:
     """Whether the tensor at ``position`` has none of ``dtypes``, which the CPU tells in its own words."""
 
     def suspicious(args: Sequence[Operand]) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from xla_core.contract import events
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.dispatch import layouts
 from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import read, upload
@@ -160,7 +160,7 @@ def _sparse_on_device(host: torch.Tensor, trace: Trace) -> Operand:
 # -- kernels of other libraries ------------------------------------------------------------------
 
 
-def outside_handler(overload: OpOverload, kernel: Callable[..., Any], facts: Signature) -> Handler:
+def outside_handler(overload: OpOverload, kernel: AnyFunction, facts: Signature) -> Handler:
     """A handler that calls ``kernel``, which others registered for ``overload`` on every device."""
     on_cpu = fallback_handler(overload, facts)
     reads_memory = False

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 
@@ -147,7 +144,7 @@ def _on_device(plan: Plan, position: int, a: Operand, trace: Trace) -> Operand:
     return trace.from_buffer(None, a._v.meta if a._v is not None else a._s.meta)
 
 
-def composite_handler(overload: OpOverload) -> Callable[..., Any]:
+def composite_handler(overload: OpOverload) -> Handler:
     """A handler for an operator that PyTorch defines by others, which reaches the device in inference mode."""
 
     def composite(args: Operands, kwargs: NamedOperands | None) -> Operand:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import get_ident
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -178,7 +178,7 @@ def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) ->
     return into
 
 
-def _flat_outs(outs: Iterable[Operand]) -> list[Any]:
+def _flat_outs(outs: Iterable[Operand]) -> list[torch.Tensor]:
     """The tensors to write to: each ``out=`` argument is one, or a list of them."""
     return [t for out in outs for t in (out if isinstance(out, (list, tuple)) else (out,))]
 
@@ -198,10 +198,12 @@ def _is_among(out: Operand, args: Iterable[Operand]) -> bool:
 
 
 def _check_out(
-    overload: Any,
-    args: Any,
-    kwargs: dict[str, Any],
-    error_for: Any = cpu_error_parity.cpu_error_for,
+    overload: OpOverload,
+    args: Operands,
+    kwargs: NamedOperands,
+    error_for: Callable[
+        [OpOverload, Operands, NamedOperands], Exception | None
+    ] = cpu_error_parity.cpu_error_for,
 ) -> None:
     """Raise the CPU's error for an unsuitable ``out=``, such as one of another dtype, if it raises one."""
     with warnings.catch_warnings():
@@ -245,7 +247,7 @@ def normal_into(args: Operands, kwargs: NamedOperands | None) -> Operand:
     return out
 
 
-def _check_cast(out: Any, result: XLATensor) -> None:
+def _check_cast(out: torch.Tensor, result: XLATensor) -> None:
     """Raise the error that nearly all operators raise on the CPU, for operands too large to try there."""
     if not torch.can_cast(result.dtype, out.dtype):
         raise RuntimeError(
@@ -301,7 +303,7 @@ def zero_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     return args[0]
 
 
-def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def fill_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``fill_`` with a number: the former value is not read. Raises for one that the dtype does not hold."""
     if isinstance(args[1], complex) or not args[0].is_floating_point():
         torch.empty((1,) * args[0].dim(), dtype=args[0].dtype).fill_(args[1])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -24,7 +24,7 @@ from xla_core.torch_bridge.operands import Operand
 
 # Whether an operator surely takes these arguments (positional ones, what is left out is None), and the
 # dtype of what it draws or of its first tensor.
-Test = Callable[[Sequence[Any], torch.dtype], bool]
+Test = Callable[[Sequence[Operand], torch.dtype], bool]
 
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
@@ -170,7 +170,9 @@ _TESTS: Final[dict[str, Test]] = {
 _DRAW_INTEGERS: Final = frozenset({"aten::randint", "aten::randperm"})
 
 
-def check_of(overload: OpOverload) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:
+def check_of(
+    overload: OpOverload,
+) -> Callable[[Sequence[Operand], Mapping[str, Operand]], None] | None:
     """What a call of ``overload`` has to pass before it draws; None for what PyTorch never refuses.
 
     The check takes the arguments as the handler does, raises what the CPU raises of them, and warns of

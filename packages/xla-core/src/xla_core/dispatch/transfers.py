@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from xla_core.contract.device_protocol import Buffer
 from xla_core.dispatch.functional import find_trace
 from xla_core.execution import deferred_steps
 from xla_core.execution.runtime import trace_of
@@ -20,7 +21,9 @@ from xla_core.recording import uninitialized
 from xla_core.recording.storage import (
     MSG_PLACEHOLDER,
     PLACEHOLDER,
+    HeldBuffer,
     NoValueError,
+    Storage,
     View,
     chain,
     raise_if_poisoned,
@@ -88,7 +91,7 @@ def _seen_through(views: Sequence[View], host: torch.Tensor) -> torch.Tensor:
     return host
 
 
-def materialise(trace: Trace, s: Any) -> Any:
+def materialise(trace: Trace, s: Storage) -> Buffer | None:
     """The storage's buffer, after running what is pending if necessary; None if it was never written to.
 
     A padded buffer is cut to the exact size.
@@ -96,7 +99,7 @@ def materialise(trace: Trace, s: Any) -> Any:
     return exact_buffer(_held(trace, s))
 
 
-def _held(trace: Trace, s: Any) -> Any:
+def _held(trace: Trace, s: Storage) -> HeldBuffer:
     if trace.unreadable is not None:
         raise error_messages.ValueNeededError(trace.unreadable)
     trace.compute(s, reading=True)

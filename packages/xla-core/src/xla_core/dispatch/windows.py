@@ -9,7 +9,7 @@ from its storage, or from what the CPU would have copied on the way (a reshaped 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from xla_core.dispatch import transfers, views
 from xla_core.dispatch.functional import functional_handler
 from xla_core.dispatch.meta_inference import OperatorPlan
-from xla_core.operators.lowering_registry import find_rule, find_view
+from xla_core.operators.lowering_registry import Rule, ViewRule, find_rule, find_view
 from xla_core.operators.schema import signature
 from xla_core.recording.geometry import geometry
 from xla_core.recording.storage import chain
@@ -118,7 +118,7 @@ def is_dense(tensor: XLATensor) -> bool:
     return views.with_strides(tensor, place.stride, place.offset).is_contiguous()
 
 
-def _plan(overload: OpOverload, rule: Any) -> OperatorPlan:
+def _plan(overload: OpOverload, rule: Rule | ViewRule | None) -> OperatorPlan:
     return OperatorPlan(overload, rule)
 
 

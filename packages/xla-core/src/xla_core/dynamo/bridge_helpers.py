@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.support import counters
 from xla_core.torch_bridge import marking_ops as marking_ops
 from xla_core.torch_bridge import torch_private
 from xla_core.torch_bridge.operands import Operand
 
 
-def dynamo_backend(fx: object, args: Sequence[Operand]) -> Callable[..., Any]:
+def dynamo_backend(fx: object, args: Sequence[Operand]) -> AnyFunction:
     """The backend ``openxla`` of ``torch.compile`` as a function: what runs the graph ``fx``."""
-    compiled: Callable[..., Any] = torch_private.dynamo_backend("openxla")(fx, args)
+    compiled: AnyFunction = torch_private.dynamo_backend("openxla")(fx, args)
     return compiled
 
 

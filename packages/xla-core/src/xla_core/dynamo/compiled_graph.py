@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from sys import getrefcount
-from typing import Any, Final
+from typing import Final
 
 import torch
+from jax import Array
 from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
@@ -22,6 +23,8 @@ from torch.utils import _pytree as pytree
 from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.dynamo import lost_order, settings
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.dynamo.graph_program import (
@@ -63,7 +66,7 @@ class CompiledGraph:
     Or several, where operators of it run on the CPU in between.
     """
 
-    def __init__(self, model: Callable[..., Any]) -> None:
+    def __init__(self, model: AnyFunction) -> None:
         lost_order.check_graph(model)
         self._model = model
         self._writes = lost_order.written_arguments(model)
@@ -98,16 +101,16 @@ class CompiledGraph:
         with trace.lock, torch.no_grad():
             self._extract(_key(args, trace), args, trace)
 
-    def _extract(
-        self, key: object, args: Operands, trace: Trace
-    ) -> GraphProgram | Callable[..., Any]:
+    def _extract(self, key: object, args: Operands, trace: Trace) -> GraphProgram | AnyFunction:
         """The graph as one program, or as several and what lies between, or as it is."""
         counters.increment("DynamoExtractCompiledGraph")
         deferred_steps.finish(trace)
         # a program would keep what a tensor on the host holds now; its nodes are run on every call
         on_host = any(isinstance(a, torch.Tensor) and not isinstance(a, XLATensor) for a in args)
         with without_dispatch_modes():
-            graph: Any = None if on_host else _record(self._model, args, trace)
+            graph: GraphProgram | AnyFunction | None = (
+                None if on_host else _record(self._model, args, trace)
+            )
             if graph is None and isinstance(self._model, fx.GraphModule):
                 graph = partition(self._model, args, trace, CompiledGraph)
         if isinstance(graph, GraphProgram) and graph.program is not None:
@@ -269,8 +272,8 @@ def _run(recorded: GraphProgram, args: Operands, trace: Trace) -> Operand:
 
 def _arguments(
     recorded: GraphProgram, program: StepProgram, args: Operands, trace: Trace
-) -> list[Any]:
-    arguments = [
+) -> list[Buffer]:
+    arguments: list[Array] = [
         _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
         for a in recorded.inputs(args)
     ]
@@ -300,7 +303,7 @@ def _give(
     shared: dict[int, Storage],
     args: Operands,
     trace: Trace,
-) -> Any:
+) -> Operand:
     """A result for the caller; ``shared`` keeps, by position, the storages that several results show."""
     if isinstance(r, Fresh):
         return trace.from_buffer(results[r.position], r.meta)

@@ -6,17 +6,18 @@ That backend hands each graph to ``torch_xla.core.dynamo_bridge.extract_compiled
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.dynamo import lost_order
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
 from xla_core.support import own_packages
 from xla_core.support.once import Once
 from xla_core.torch_bridge import aot_graphs, device_guard, torch_private
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=AnyFunction)
 
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")

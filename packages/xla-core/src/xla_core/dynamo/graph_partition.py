@@ -6,13 +6,14 @@ The parts keep the graph's order, so what writes to an argument stays between wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 from torch.utils import _pytree as pytree
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -22,7 +23,7 @@ MSG_UNREADABLE: Final = "a graph that is recorded once cannot depend on a value"
 
 _CALLS: Final = ("call_function", "call_method", "call_module")
 
-Compile = Callable[[fx.GraphModule], Callable[..., Any]]
+Compile = Callable[[fx.GraphModule], AnyFunction]
 
 
 class HostNodes(fx.Interpreter):

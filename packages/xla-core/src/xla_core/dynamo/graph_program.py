@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.compilation.program_identity import of_results
 from xla_core.compilation.program_table import StepProgram
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.execution import run_step
 from xla_core.operators.plan import SEED
@@ -83,15 +83,15 @@ class GraphProgram:
     results: tuple[Fresh | Shared | Passed | Constant, ...]
     written: tuple[tuple[int, int], ...]
     given_away: tuple[int, ...]
-    spec: Any
-    container: type[list[Any]] | type[tuple[Any, ...]] | None
-    floats: Any
+    spec: pytree.TreeSpec
+    container: type[list[Operand]] | type[Operands] | None
+    floats: object
     ints: np.ndarray | None
     seeds: tuple[int, ...]
 
 
 def program_of_step(
-    model: Callable[..., Any], args: Operands, trace: Trace, marks: Mapping[int, bool]
+    model: AnyFunction, args: Operands, trace: Trace, marks: Mapping[int, bool]
 ) -> GraphProgram:
     """Run ``model`` on stand-ins of ``args``, and make the program of the step that this records.
 
@@ -142,7 +142,7 @@ def program_of_step(
     )
 
 
-def _flat(spec: Any) -> type[list[Any]] | type[tuple[Any, ...]] | None:
+def _flat(spec: pytree.TreeSpec) -> type[list[Operand]] | type[Operands] | None:
     for kind in (list, tuple):
         if spec == pytree.tree_structure(kind(range(spec.num_leaves))):
             return kind
@@ -193,7 +193,7 @@ def _value(
     return trace.value_of(r)
 
 
-def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, int], ...]:
+def _pairs(written: dict[int, int], slots: dict[int | None, int]) -> tuple[tuple[int, int], ...]:
     """Inputs whose memory their new values may take over."""
     taken: set[int] = set()
     pairs = []
@@ -206,7 +206,7 @@ def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, i
 
 def _given_away(
     marked: Sequence[int],
-    slots: dict[Any, int],
+    slots: dict[int | None, int],
     stand_ins: Sequence[Operand],
     fresh: Sequence[Storage],
     taken: set[int],

@@ -12,13 +12,14 @@ import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from sys import getrefcount
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from xla_core.compilation import build_program, compile_threads
 from xla_core.compilation.program_table import StepProgram, drop
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.execution import culprits, poisoned_values
 from xla_core.launching import buffer_donation, launch_queue
 from xla_core.launching.launch_queue import Awaited, DeferredRun, Result
@@ -77,7 +78,7 @@ def note_adopted(storages: Sequence[Storage], buffers: Sequence[object]) -> None
             buffer.run.storages.append(weakref.ref(s))
 
 
-def _start(run: DeferredRun) -> list[Any]:
+def _start(run: DeferredRun) -> list[Buffer]:
     """Launch a waiting run; called in the queue's thread."""
     trace, program, given = run.trace, run.program, run.arguments
     backend = trace.backend
@@ -89,12 +90,12 @@ def _start(run: DeferredRun) -> list[Any]:
         program.copied_donations += 1
     if not safe:
         keep_donated(trace, program, arguments, given)
-    results: list[Any] = []
+    results: list[Buffer] = []
     enqueue(trace, program, arguments, results, wait=not safe)
     return results
 
 
-def _is_held(given: list[object], slot: int) -> bool:
+def _is_held(given: Sequence[object], slot: int) -> bool:
     """Whether anything other than the list ``given`` refers to the buffer in this slot."""
     buffer = given[slot]
     if getrefcount(buffer) > INPUT_ONLY + 1:
@@ -207,7 +208,7 @@ def _recover(run: DeferredRun) -> Exception | None:
         try:
             program = build_program.build(run.trace, rest, ())
             arguments = _replaced(run)
-            values: list[Any] = []
+            values: list[Buffer] = []
             enqueue(run.trace, program, arguments, values)
             results = {vid: values[program.output_index[vid]] for vid in rest}
             break
@@ -223,7 +224,7 @@ def _recover(run: DeferredRun) -> Exception | None:
     return first_error
 
 
-def _replaced(run: DeferredRun) -> list[Any]:
+def _replaced(run: DeferredRun) -> list[Buffer]:
     """The arguments of a run, with zeros for values that were never computed."""
     backend, arguments = run.trace.backend, []
     for slot, argument in enumerate(run.arguments):
@@ -240,7 +241,7 @@ def finish(trace: Trace) -> None:
         trace.backend.queue.tell()
 
 
-def held_by(trace: Trace, s: Storage) -> Any:
+def held_by(trace: Trace, s: Storage) -> Buffer:
     """The buffer of a materialised storage; waits for it if it is awaited. Raises the error of a failed run."""
     awaited = s.buffer
     if type(awaited) is not Awaited:
@@ -251,7 +252,7 @@ def held_by(trace: Trace, s: Storage) -> Any:
     return launch_queue.value_of(s.buffer)
 
 
-def numbers_of(trace: Trace) -> list[Any]:
+def numbers_of(trace: Trace) -> list[Buffer]:
     """The lifted numbers of the pending step, as the last arguments of its program."""
     put = trace.backend.put_numbers
     arguments = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class DeviceBackend(Backend):
         self.replicas: tuple[int, ...] = ()
         self.formats = downcast_dtypes.chosen()
         self.numpy_dtype = downcast_dtypes.device_format(self.formats, client.numpy_dtype)
-        self._last: list[weakref.ref[Any]] = []
+        self._last: list[weakref.ref[Buffer]] = []
         self.last_program: StepProgram | None = None
         self._has_limit = True
         self.queue = LaunchQueue()
@@ -80,13 +80,13 @@ class DeviceBackend(Backend):
         self.may_defer: bool = (
             type(self) is DeviceBackend and capabilities_of(client).compiles_beside
         )
-        self._numbers: dict[tuple[str, bytes], Any] = {}
+        self._numbers: dict[tuple[str, bytes], Buffer] = {}
 
     def put(self, array: np.ndarray) -> Buffer:
         """Copy a host array to the device, in the dtype in which the device keeps it."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
-    def put_numbers(self, array: np.ndarray) -> object:
+    def put_numbers(self, array: np.ndarray) -> Buffer:
         """Copy lifted numbers to the device, or return a kept buffer with the same numbers.
 
         Buffers are kept after ``keep_numbers(True)``. The user's number formats
@@ -134,7 +134,7 @@ class DeviceBackend(Backend):
         Raises RuntimeError or torch.OutOfMemoryError if the program that computes it failed.
         """
         record = flight_ring.begin(flight_ring.FETCH, None)
-        held: Any = value_of(buffer)
+        held = value_of(buffer)
         started = ready = time.perf_counter_ns()
         if events.listening(events.TransferFromDevice):
             # measures the time until the value exists separately from the time to copy it
@@ -210,12 +210,12 @@ class DeviceBackend(Backend):
 
     def copy(self, buffer: Buffer) -> Buffer:
         """A second buffer with the same value on this device."""
-        held: Any = value_of(buffer)
+        held = value_of(buffer)
         if type(held) is PaddedBuffer:
             return held.copied()  # type: ignore[return-value]  # stands in place of a buffer
         return self.client.copy(held, self.placement)
 
-    def copy_from(self, buffer: Buffer, origin: Backend) -> Any:
+    def copy_from(self, buffer: Buffer, origin: Backend) -> Buffer:
         """A buffer on this device with the value of another device's buffer."""
         return self.client.copy(exact_buffer(value_of(buffer)), self.placement)
 
@@ -234,7 +234,7 @@ class DeviceBackend(Backend):
             return False
         return True
 
-    def launched(self, results: Sequence[Any]) -> None:
+    def launched(self, results: Sequence[Buffer]) -> None:
         """Remember the results of the last program for ``wait``, without keeping a buffer alive."""
         self._last = list(map(weakref.ref, results))
 

@@ -9,12 +9,12 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from xla_core.execution import runtime
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler
 from xla_core.support import flags
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
 class _Depth(threading.local):
@@ -60,7 +60,7 @@ def _run_at_once(handler: Handler) -> Handler:
     """A version of ``handler`` that runs what it has recorded, unless another handler called it."""
 
     @functools.wraps(handler)
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def run(args: Operands, kwargs: NamedOperands | None) -> Operand:
         former = _depth.value
         try:
             try:

@@ -13,10 +13,11 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from xla_core.recording.trace import Trace
+    from xla_core.recording.xla_tensor import XLATensor
 
 MSG_INDEX: Final = "index {index} is out of bounds for dimension {dim} with size {size}"
 MSG_ROW: Final = "index out of range in self"
@@ -58,7 +59,9 @@ class Range:
         raise IndexOutOfRangeError(MSG_WHERE.format(words=words, **facts, **place))
 
 
-pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.WeakKeyDictionary()
+pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, XLATensor]]] = (
+    weakref.WeakKeyDictionary()
+)
 """Checks that were recorded on a device and not made yet: ranges, and tensors of smallest and largest indices."""
 
 
@@ -66,20 +69,20 @@ class _Bodies(threading.local):
     """The checks in the functions whose bodies this thread is recording, the innermost function last."""
 
     def __init__(self) -> None:
-        self.ranges: list[list[tuple[Range, object]]] = []
+        self.ranges: list[list[tuple[Range, XLATensor]]] = []
 
 
 _bodies = _Bodies()
 
 
 @contextlib.contextmanager
-def of_body() -> Iterator[list[tuple[Range, Any]]]:
+def of_body() -> Iterator[list[tuple[Range, XLATensor]]]:
     """The list of the checks that ``add`` receives inside the block, for a function whose body is recorded.
 
     Values of such a function exist only while it runs: its recorder returns them as results of the function, and
     adds the results that the step receives.
     """
-    ranges: list[tuple[Range, object]] = []
+    ranges: list[tuple[Range, XLATensor]] = []
     _bodies.ranges.append(ranges)
     try:
         yield ranges
@@ -92,7 +95,7 @@ def are_wanted(trace: Trace) -> bool:
     return bool(_bodies.ranges) if trace.body_recorder is not None else trace.unreadable is None
 
 
-def add(trace: Trace, wanted: Range, extremes: Any) -> None:
+def add(trace: Trace, wanted: Range, extremes: XLATensor) -> None:
     """Check ``extremes``, pairs of the smallest and largest index, when the step of ``trace`` has run.
 
     The pairs are along the last dimension; ``wanted`` is the range that the indices must be in.

@@ -6,11 +6,10 @@ itself, and its program is looked up by operator, shapes and constants, wherever
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from xla_core.compilation import build_program, program_identity, program_table
+from xla_core.contract.device_protocol import Buffer
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Excerpt, Operation, operations_of
@@ -38,7 +37,7 @@ class Single(Excerpt):
         self.key = (entry.plan, *operands, entry.metas)
 
 
-def _frozen(a: object) -> Any:
+def _frozen(a: object) -> object:
     """A hashable form of an argument, in which numbers of different types differ."""
     if isinstance(a, Ref):
         return ("value", a.vid, a.meta)
@@ -50,7 +49,7 @@ def _frozen(a: object) -> Any:
     return (type(a), repr(a)) if isinstance(a, (bool, int, float, complex)) else a
 
 
-def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
+def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Buffer]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: exact_buffer(trace.inputs[slot]) for vid, slot in trace.input_vids.items()}
@@ -65,7 +64,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     return {vid: values[vid] for vid in outputs}
 
 
-def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, object]:
+def _run_single(trace: Trace, single: Single, values: dict[int, Buffer]) -> dict[int, Buffer]:
     entry = single.entry
     key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)

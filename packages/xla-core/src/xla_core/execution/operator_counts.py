@@ -6,6 +6,7 @@ already contains them: they are counted when the step ends, or when the counters
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -25,6 +26,9 @@ _ATEN: Final = "aten"
 
 # A reader of the counters waits at most this long (in seconds) for a device that is compiling.
 _PATIENCE: Final = 0.1
+
+# The class of a trace's lock, unless the body of a computation is being recorded.
+_STEP_LOCK: Final = type(threading.RLock())
 
 # The number of entries of a step that are already counted, by epoch: only for steps whose counters were read.
 _counted: caches.Bounded[int, int] = caches.Bounded("steps counted in part")
@@ -66,18 +70,22 @@ def _count(entries: Iterable[Entry]) -> None:
 
 
 def count_pending(traces: Iterable[Trace]) -> None:
-    """Count the pending operators of all threads on these devices."""
+    """Count the pending operators of all threads on these devices.
+
+    The body of a computation is one operator: while one is recorded, nothing is counted.
+    """
     for trace in traces:
-        if trace.bare.acquire(timeout=_PATIENCE):
+        lock = (
+            trace.bare
+        )  # read once: the recorder of a body may put its own lock there at any time
+        if isinstance(lock, _STEP_LOCK) and lock.acquire(timeout=_PATIENCE):
             try:
                 _count_steps(trace)
             finally:
-                trace.bare.release()
+                lock.release()
 
 
 def _count_steps(trace: Trace) -> None:
-    if trace.body_recorder is not None:
-        return  # the body of a computation, which is one operator
     steps = [(trace.epoch, trace.cur)]
     steps += [(epoch, step.last) for epoch, step in trace.parked.items()]
     for epoch, last in steps:

@@ -8,7 +8,6 @@ A tensor that had a value when the step began returns to it, as if the operator 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from xla_core.launching.launch_queue import Awaited, DeferredRun
 from xla_core.lowering import program_failures
@@ -130,7 +129,7 @@ def _kind(entry: Entry) -> object:
     return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
 
 
-def _shaped(a: Any) -> object:
+def _shaped(a: object) -> object:
     """An operand without the number of its value."""
     if isinstance(a, Ref):
         return a.meta

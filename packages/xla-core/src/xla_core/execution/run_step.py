@@ -6,12 +6,13 @@ import itertools
 import time
 from collections.abc import Iterable
 from sys import getrefcount
-from typing import Any, Final
+from typing import Final
 
 from xla_core.compilation import build_program
-from xla_core.compilation.program_identity import ProgramIdentity, of_results
+from xla_core.compilation.program_identity import ProgramIdentity, StepResults, of_results
 from xla_core.compilation.program_table import StepProgram, hold, register
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.execution import (
     culprits,
     deferred_steps,
@@ -160,7 +161,7 @@ def warm_up(trace: Trace) -> None:
 
 def _step_key(
     trace: Trace, alive: list[Storage], outputs: dict[int, None], ending: bool
-) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
+) -> tuple[ProgramIdentity[StepResults], buffer_donation.Pairs]:
     """The identity of the pending step's program, and those of its donations that the user asked for."""
     pairs = _donations(trace, outputs)
     given = buffer_donation.pairs(trace, alive, pairs, ending)
@@ -201,7 +202,7 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
 
 
 def find_or_build(
-    trace: Trace, key: ProgramIdentity, beside: bool = False, shared: bool = True
+    trace: Trace, key: ProgramIdentity[StepResults], beside: bool = False, shared: bool = True
 ) -> StepProgram:
     """An existing program that computes at least the wanted values, or a new one.
 
@@ -254,7 +255,7 @@ def _run(
         keep_donated(trace, program, arguments, trace.inputs)
     arguments += deferred_steps.numbers_of(trace)
     index = program.output_index
-    results: list[Any] = []
+    results: list[Buffer] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
     bound = binding(alive, computed)
     released = buffer_donation.releasing(held.values()) if held else ()

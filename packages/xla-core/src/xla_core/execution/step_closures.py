@@ -6,7 +6,6 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from xla_core.execution import runtime
 from xla_core.recording.step_turns import Step
 from xla_core.torch_bridge.operands import Operand
 
-_Added = dict[torch.device, list[tuple[Step, Callable[[], Any]]]]
+_Added = dict[torch.device, list[tuple[Step, Callable[[], object]]]]
 _pending: _Added = {}
 _async_pending: _Added = {}
 _lock = threading.Lock()
@@ -23,7 +22,7 @@ _lock = threading.Lock()
 class ClosureHandler:
     """Runs closures one after another in the calling thread."""
 
-    def run(self, closure: Callable[[], Any]) -> None:
+    def run(self, closure: Callable[[], object]) -> None:
         """Call ``closure()``, and let its exceptions through."""
         closure()
 
@@ -58,7 +57,7 @@ class AsyncClosureHandler(ClosureHandler):
             finally:
                 self.queue.task_done()
 
-    def run(self, closure: Callable[[], Any]) -> None:
+    def run(self, closure: Callable[[], object]) -> None:
         """Enqueue ``closure``. Raises RuntimeError when an earlier one failed."""
         self.raise_error()
         if self._closed:
@@ -108,7 +107,7 @@ def _step(device: torch.device) -> Step:
         return trace.turns.active
 
 
-def _ended(table: _Added, device: torch.device, step: Step) -> list[Callable[[], Any]]:
+def _ended(table: _Added, device: torch.device, step: Step) -> list[Callable[[], object]]:
     """Remove and return the closures that wait for this step, or for that of a thread that has ended."""
     added = table.pop(device, [])
     waiting = [one for one in added if one[0] is not step and not one[0].ended]

@@ -15,11 +15,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import ml_dtypes
 import numpy as np
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.export.options import StableHLOExportOptions
 
 MSG_NO_BUNDLE: Final = (
@@ -119,7 +120,7 @@ class StableHLOFunc:
 class StableHLOModelBundle:
     """Programs, and the weights and constants that they take in addition to the caller's arguments."""
 
-    state_dict: dict[str, Any]
+    state_dict: dict[str, np.ndarray]
     additional_constants: list[np.ndarray]
     stablehlo_funcs: list[StableHLOFunc]
 
@@ -216,7 +217,7 @@ class StableHLOJSONSerializer(json.JSONEncoder):
         return o.value if isinstance(o, VariableType) else super().default(o)
 
 
-def stablehlo_obj_hook(dct: dict[str, Any]) -> object:
+def stablehlo_obj_hook(dct: JsonObject) -> object:
     """The object of a dict in the JSON text, for ``json.loads(text, object_hook=stablehlo_obj_hook)``."""
     if dct.keys() == {"shape", "dtype", "dynamic_dims"}:
         return VariableSignature(**dct)
@@ -228,7 +229,7 @@ def stablehlo_obj_hook(dct: dict[str, Any]) -> object:
     return dct
 
 
-def _parse_meta(fields: dict[str, Any]) -> StableHLOFunctionMeta:
+def _parse_meta(fields: JsonObject) -> StableHLOFunctionMeta:
     return StableHLOFunctionMeta(
         **fields
         | {
@@ -242,7 +243,7 @@ def _parse_meta(fields: dict[str, Any]) -> StableHLOFunctionMeta:
     )
 
 
-def _parse_location(fields: dict[str, Any]) -> InputLocation:
+def _parse_location(fields: JsonObject) -> InputLocation:
     return InputLocation(VariableType(fields["type_"]), fields["position"], fields["name"])
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.export.symbols import is_dynamic
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, Tree
 
 
 def dynamic_expand(
@@ -65,11 +65,11 @@ def extract_custom_call_outputs_shape_dtype(
     return [v.shape for v in values], [v.dtype for v in values]
 
 
-def wrap_func_as_nn_module(f: Any) -> nn.Module:
+def wrap_func_as_nn_module(f: AnyFunction) -> nn.Module:
     """A module in evaluation mode whose ``forward`` calls ``f``, as ``torch.export`` takes modules only."""
 
     class Wrapped(nn.Module):
-        def forward(self, *args: Operand) -> Any:
+        def forward(self, *args: Operand) -> Tree:
             return f(*args)
 
     return Wrapped().eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from xla_core.export.symbols import Symbols
 from xla_core.jax_bridge import custom_call_primitives
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.evaluate import random_key
 from xla_core.operators.decompositions import lowerable
 from xla_core.operators.fx_interpreter import GraphRun, is_getitem
@@ -22,7 +23,7 @@ from xla_core.operators.lowering_registry import Rule, find_multi_view, find_rul
 from xla_core.operators.run_rule import LoweringError
 from xla_core.recording import random_state
 from xla_core.torch_bridge.dtypes import numpy_dtype
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_UNSUPPORTED: Final = (
     "the model cannot be exported to StableHLO: there is no lowering for {operators}. Write the model "
@@ -125,8 +126,8 @@ class ExportRun(GraphRun):
         self,
         symbols: Symbols,
         custom: frozenset[str],
-        seeds: Mapping[Node, Any],
-        scalars: Mapping[tuple[Node, int | str], Any],
+        seeds: Mapping[Node, TracedValue],
+        scalars: Mapping[tuple[Node, int | str], TracedValue],
         scopes: dict[str, Node] | None = None,
     ) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class ExportRun(GraphRun):
         self.graph = graph
         return super().run(graph, arrays)
 
-    def branch(self, graph: GraphModule) -> Callable[..., list[Any]]:
+    def branch(self, graph: GraphModule) -> Callable[..., list[Operand]]:
         """A function of arrays that runs ``graph``, which a higher-order operator calls."""
 
         def call(*arrays: jax.Array) -> list[Operand]:
@@ -165,7 +166,7 @@ class ExportRun(GraphRun):
         """The random key for the node's seed."""
         return random_key(jnp.asarray(self.seeds[node], np.int64))
 
-    def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, node: Node) -> tuple[Operands, NamedOperands]:
         """The values of a node's arguments, with arrays for the numbers that are arguments of the program."""
         args, named = super().arguments(node)
         if not self.scalars:
@@ -212,7 +213,9 @@ class ExportRun(GraphRun):
         # arithmetic on sizes, such as a scale of 1 / sqrt(size)
         return _FLOATS.get(target, target)(*(self.value(a) for a in node.args))  # type: ignore[arg-type,operator]
 
-    def _views(self, node: Node, expand: Callable[..., Any]) -> list[jax.Array]:
+    def _views(
+        self, node: Node, expand: Callable[..., Sequence[tuple[OpOverload, tuple[object, ...]]]]
+    ) -> list[jax.Array]:
         (base, *rest), named = self.arguments(node)
         parts = expand(self.meta(node.args[0]), *rest, **named)
         views = []

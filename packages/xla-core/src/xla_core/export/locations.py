@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from torch.fx import Node
 
@@ -18,7 +17,10 @@ def node_metadata(node: Node) -> dict[str, str]:
 
     ``nn_module_stack`` lists ``key,path,type`` of the modules around the node, outermost first.
     """
-    metadata: dict[str, Any] = {"node": node.name, "stack_trace": node.meta.get("stack_trace")}
+    metadata: dict[str, str | None] = {
+        "node": node.name,
+        "stack_trace": node.meta.get("stack_trace"),
+    }
     modules = node.meta.get("nn_module_stack") or {}
     metadata["nn_module_stack"] = _DELIMITER.join(
         f"{key},{path},{kind if isinstance(kind, str) else kind.__qualname__}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
+from jax import Array
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -79,7 +80,7 @@ class StableHLOGraphModule:
 
     def evaluate(
         self, method_name: str, args: Sequence[Operand], kwargs: Mapping[str, object] | None = None
-    ) -> Any:
+    ) -> Tree:
         """The result of the function ``method_name`` for these arguments.
 
         Raises KeyError for an unknown function, TypeError for arguments that do not fit, ValueError for sizes that
@@ -249,7 +250,7 @@ def _uploaded(array: object, wanted: VariableSignature, trace: Trace) -> XLATens
     return trace.from_buffer(trace.backend.put(kept), tensor_meta(kept.shape, dtype))
 
 
-def _buffer(tensor: XLATensor, trace: Trace) -> Any:
+def _buffer(tensor: XLATensor, trace: Trace) -> Array:
     """The buffer of a tensor's value, computed if it is pending."""
     own = tensor if tensor._v is None else tensor.clone()
     s = own._s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ from xla_core.export.symbols import Symbols, is_dynamic
 from xla_core.jax_bridge import portable_stablehlo
 from xla_core.jax_bridge.passes.composites import build_composites
 from xla_core.jax_bridge.portable_stablehlo import PortableProgram
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering import compile_settings, load_rules
 from xla_core.operators.decompositions import lowerable
 from xla_core.operators.lowering_registry import find_multi_view
@@ -245,7 +246,7 @@ class _Export:
         metas = [self.symbols.meta(node.meta["val"]) for node in nodes]
         avals = [jax.ShapeDtypeStruct(m.shape, numpy_dtype(m.dtype)) for m in metas]
 
-        def function(*arrays: Any) -> tuple[object, ...]:
+        def function(*arrays: TracedValue) -> tuple[object, ...]:
             given = dict(zip(nodes, arrays, strict=False))
             numbers = arrays[len(nodes) :]
             scalars = dict(zip(self.scalars, numbers, strict=False))
@@ -271,7 +272,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _hint(size: Any) -> int:
+def _hint(size: int | torch.SymInt) -> int:
     """The size that a symbolic one had when the model was exported."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 

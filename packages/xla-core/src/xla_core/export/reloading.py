@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -46,5 +45,5 @@ def compare_exported_program_and_saved_model_result(
         torch.testing.assert_close(torch.from_numpy(got.numpy()), want, atol=atol, rtol=1.3e-6)
 
 
-def _numpy(value: Operand) -> Any:
+def _numpy(value: Operand) -> object:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

@@ -11,10 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 import torch
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.export.bundle import (
     InputLocation,
     StableHLOFunc,
@@ -39,7 +41,7 @@ _CALL_VERSION: Final = 5
 _NUMBERS: Final[Mapping[str, str]] = {"int": "int32", "float": "float32", "bool": "bool"}
 
 
-def tensorflow(function: str) -> Any:
+def tensorflow(function: str) -> ModuleType:
     """The module ``tensorflow``. Raises ImportError, which names the ``function`` that needs it."""
     try:
         return importlib.import_module("tensorflow")
@@ -49,7 +51,7 @@ def tensorflow(function: str) -> Any:
 
 def make_tf_function(
     stablehlo_program: StableHLOGraphModule, bundle: StableHLOModelBundle | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., list[ForeignObject]]:
     """The first function of a program, as a function from TensorFlow tensors to a list of TensorFlow tensors.
 
     ``bundle`` has the weights, such as ``tf.Variable`` objects (default: the program's own). Raises ImportError
@@ -166,7 +168,7 @@ def _argument(
     args: Sequence[Operand],
     places: Mapping[int, int],
     held: StableHLOModelBundle,
-) -> Any:
+) -> object:
     if place.type_ is VariableType.INPUT_ARG:
         return args[places[place.position]]
     if place.type_ is VariableType.CONSTANT:

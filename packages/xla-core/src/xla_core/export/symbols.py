@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.export
@@ -14,6 +14,7 @@ import torch
 from torch.utils._sympy import functions as torch_functions
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from xla_core.jax_bridge.traced_values import Size
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 
 MSG_EXPRESSION: Final = (
@@ -48,13 +49,13 @@ _OPERATIONS: Final[Mapping[object, Callable[..., object]]] = {
 class Symbols:
     """The symbols of one exported program, as symbolic dimensions of jax in one scope."""
 
-    def __init__(self, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> None:
+    def __init__(self, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> None:
         named = [(s, bounds) for s, bounds in ranges.items() if isinstance(s, sympy.Symbol)]
         constraints = [c for s, bounds in named for c in _constraints(s, bounds)]
         self._scope = jax.export.SymbolicScope(constraints)
         self._known: dict[sympy.Symbol, object] = {}
 
-    def dimension(self, size: int | torch.SymInt) -> Any:
+    def dimension(self, size: int | torch.SymInt) -> Size:
         """A size as a dimension of jax: an int, or an expression of symbols.
 
         Raises ValueError for an expression that jax does not have, and for a size that depends on values.
@@ -70,7 +71,7 @@ class Symbols:
             return tensor_meta(shape, tensor.dtype)
         return TensorMeta(shape, tensor.dtype, 0)  # not interned, as no trace compares it
 
-    def _convert(self, expression: Any, size: torch.SymInt) -> Any:
+    def _convert(self, expression: sympy.Expr, size: torch.SymInt) -> Size:
         if expression.is_Integer:
             return int(expression)
         if expression.is_Symbol:
@@ -81,7 +82,7 @@ class Symbols:
             raise ValueError(text)
         return apply(*(self._convert(part, size) for part in expression.args))
 
-    def _symbol(self, symbol: sympy.Symbol, size: torch.SymInt) -> Any:
+    def _symbol(self, symbol: sympy.Symbol, size: torch.SymInt) -> Size:
         if symbol.name.startswith(
             "u"
         ):  # torch 2.13: sizes that depend on values are called u0, u1, ...

@@ -6,7 +6,7 @@ if the device has them.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import Array
 from xla_core.kernels.kernel_operator import MASK_VALUE
 from xla_core.kernels.paged_attention import lower_multi_queries, lower_ragged
 from xla_core.kernels.quantized import lower as lower_quantized
+from xla_core.torch_bridge.operands import Operand
 
 MAX_PAGES_PER_SEQ: Final = 16
 
@@ -71,7 +72,7 @@ def ref_ragged_paged_attention(
     page_indices: Array,
     cu_q_lens: Array,
     num_seqs: Array,
-    **options: Any,
+    **options: Operand,
 ) -> Array:
     """``ragged_paged_attention`` with ``queries`` as the name of the first operand."""
     return ragged_paged_attention(
@@ -113,7 +114,7 @@ def next_power_of_2(x: int) -> int:
     return 1 << (x - 1).bit_length()
 
 
-def get_dtype_packing(dtype: Any) -> int:
+def get_dtype_packing(dtype: jax.typing.DTypeLike) -> int:
     """How many elements of ``dtype`` fit into 32 bits, at least 1."""
     return max(1, 32 // (jnp.dtype(dtype).itemsize * 8))
 

@@ -6,8 +6,8 @@ On a TPU jax's kernels compute it in blocks, so that memory grows with the lengt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
 
 import jax.numpy as jnp
 import torch
@@ -84,8 +84,8 @@ class FlashAttention(torch.autograd.Function):
         kv_segment_ids: torch.Tensor | None,
         sm_scale: float,
         ab: torch.Tensor | None,
-        partition_spec: Any,
-        mesh: Any,
+        partition_spec: Sequence[object] | None,
+        mesh: object,
     ) -> torch.Tensor:
         """Compute ``flash_attention``."""
         numbers = (causal, float(sm_scale), list(FlashAttention.DEFAULT_BLOCK_SIZES.values()))
@@ -126,7 +126,7 @@ class FlashAttention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None, dab[0] if dab else None, None, None
 
 
-def _specs(spec: Sequence[Any]) -> tuple[object, ...]:
+def _specs(spec: Sequence[object]) -> tuple[object, ...]:
     """The partition specs of ``q, k, v, ab`` and both segments, where ``spec`` is that of ``q``."""
     ids = (*spec[:-3], None)
     return (spec, spec, spec, spec, ids, ids)
@@ -143,8 +143,8 @@ def flash_attention(
     sm_scale: float = 1.0,
     *,
     ab: torch.Tensor | None = None,
-    partition_spec: Any = None,
-    mesh: Any = None,
+    partition_spec: Sequence[object] | None = None,
+    mesh: object = None,
 ) -> torch.Tensor:
     """``softmax(sm_scale * (q @ k.T + ab)) @ v``, differentiable once.
 
@@ -169,7 +169,9 @@ def flash_attention(
 
 
 def _by_batch(
-    operator: Any, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Operand]
+    operator: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[Operand],
 ) -> Sequence[torch.Tensor]:
     """The results of an operator that takes one batch dimension, for tensors with any number of them."""
     first = tensors[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,14 @@ from xla_core.support import counters
 from xla_core.torch_bridge.op_library import XLA_LIB
 from xla_core.torch_bridge.operands import Operand
 
-F = TypeVar("F", bound=Callable[..., Any])
-Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., object])
+Kernel = Callable[..., Array]
 
 MASK_VALUE: Final[float] = -0.7 * torch.finfo(torch.float32).max
 """The value of masked scores; far from overflow, as in jax's kernels."""
 
 
-def operator(schema: str, meta: Callable[..., Any]) -> Callable[[F], F]:
+def operator(schema: str, meta: Callable[..., object]) -> Callable[[F], F]:
     """Define the operator ``xla::`` + ``schema``; the decorated function is its lowering rule.
 
     ``meta`` takes the operator's arguments with meta tensors, and returns meta tensors like the results.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from xla_core.operators.target import Target
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches, counters
 from xla_core.torch_bridge.dtypes import HALF_COMPLEX, NUMPY_DTYPES
+from xla_core.torch_bridge.operands import Tree
 from xla_core.torch_features.jax_coexistence import requires_jax
 
 OutputShapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
@@ -50,7 +51,7 @@ class _Traced:
     kernel: Callable[..., object]
     target: Target
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Tree:
         tracing: pallas_kernels.Tracing = pallas_kernels.interpreted
         if self.target.platform == "tpu":
             tracing = pallas_kernels.for_tpu(self.target.kind, self.target.cores)
@@ -59,7 +60,7 @@ class _Traced:
 
 def make_kernel_from_pallas(
     kernel: Callable[..., object], output_shape_dtype_fn: OutputShapes
-) -> Callable[..., Any]:
+) -> Callable[..., Tree]:
     """A function on ``xla`` tensors that calls ``kernel``, a function on jax arrays that calls Pallas kernels.
 
     Arguments that are not tensors are constants of the kernel and must be hashable; ``static_argnums`` and
@@ -175,7 +176,7 @@ def tpu_custom_call(
 
 
 @requires_jax
-def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
+def convert_torch_dtype_to_jax(dtype: torch.dtype) -> jax.typing.DTypeLike:
     """Jax's scalar type for a PyTorch dtype. Raises ValueError where XLA has none."""
     numpy_dtype = NUMPY_DTYPES.get(dtype)
     if numpy_dtype is None or dtype is HALF_COMPLEX:

@@ -7,14 +7,16 @@ the loop. The number of time steps is a size like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
+from torch.autograd.function import FunctionCtx
 
 from xla_core.kernels.kernel_operator import operator
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 LSTM: Final = "lstm"
 GRU: Final = "gru"
@@ -34,7 +36,9 @@ class RecurrentLayer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: FunctionCtx, *args: Operand
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The operator."""
         ctx.save_for_backward(*args[:7])
         ctx.how = args[7:]
@@ -44,7 +48,7 @@ class RecurrentLayer(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """The gradients of all floating-point operands; by PyTorch's operators if they need gradients, too."""
         if torch.is_grad_enabled():
             return *_differentiable(gradients, ctx.saved_tensors, *ctx.how), None, None, None
@@ -59,7 +63,9 @@ class RecurrentLayer(torch.autograd.Function):
 # -- the operators --------------------------------------------------------------------------------
 
 
-def _shapes(gates: Any, h: Any, c: Any, *_rest: Any) -> Any:
+def _shapes(
+    gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *_rest: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return gates.new_empty(*gates.shape[:2], h.shape[1]), torch.empty_like(h), torch.empty_like(c)
 
 
@@ -81,7 +87,9 @@ def lower_layer(
 ) -> tuple[Array, Array, Array]:
     """The states of all time steps, which run backwards if ``reverse``, the last state and the last cell."""
 
-    def step(state: tuple[Array, Array], item: tuple[Array, Any]) -> tuple[Any, Array]:
+    def step(
+        state: tuple[Array, Array], item: tuple[Array, Array | None]
+    ) -> tuple[tuple[Array, Array], Array]:
         x, here = item
         after = _cell(_JAX, x, *state, w_hh, b_hh, w_hr, kind)
         if here is not None:
@@ -92,7 +100,8 @@ def lower_layer(
     return output, last, cell
 
 
-_Activation: TypeAlias = Callable[[Any], Any]
+_Tensor: TypeAlias = Array | torch.Tensor
+_Activation: TypeAlias = Callable[[_Tensor], _Tensor]
 
 
 class _Functions(NamedTuple):
@@ -101,7 +110,7 @@ class _Functions(NamedTuple):
     sigmoid: _Activation
     tanh: _Activation
     relu: _Activation
-    parts: Callable[[Any, int], Any]
+    parts: Callable[[_Tensor, int], Sequence[_Tensor]]
 
 
 _JAX: Final = _Functions(jax.nn.sigmoid, jnp.tanh, jax.nn.relu, lambda x, n: jnp.split(x, n, 1))
@@ -109,8 +118,15 @@ _TORCH: Final = _Functions(torch.sigmoid, torch.tanh, torch.relu, lambda x, n: x
 
 
 def _cell(
-    by: _Functions, x: Any, h: Any, c: Any, w_hh: Any, b_hh: Any, w_hr: Any, kind: str
-) -> tuple[Any, Any]:
+    by: _Functions,
+    x: _Tensor,
+    h: _Tensor,
+    c: _Tensor,
+    w_hh: _Tensor,
+    b_hh: _Tensor | None,
+    w_hr: _Tensor | None,
+    kind: str,
+) -> tuple[_Tensor, _Tensor]:
     """The state and the cell after one time step; ``x`` is the input's contribution to the gates.
 
     Tensors are jax's or PyTorch's, depending on the functions ``by``.
@@ -133,11 +149,11 @@ def _cell(
 
 
 @operator(f"recurrent_layer_backward(Tensor[] grads, {_SCHEMA}) -> Tensor[]", _gradient_shapes)
-def lower_gradient(grads: Sequence[Array], *args: Any) -> list[Array]:
+def lower_gradient(grads: Sequence[Array], *args: Operand) -> list[Array]:
     """The gradients of all floating-point operands that are not None."""
     floats = args[:6]
 
-    def layer(*operands: Any) -> object:
+    def layer(*operands: Array) -> object:
         everything = (*operands, *args[6:])
         return lower_layer(*everything)
 
@@ -166,7 +182,7 @@ def _differentiable(
     return (next(derivatives) if t is not None and t.requires_grad else None for t in operands[:6])
 
 
-def _by_steps(operands: Sequence[Any], kind: str, reverse: bool) -> tuple[torch.Tensor, ...]:
+def _by_steps(operands: Sequence[Operand], kind: str, reverse: bool) -> tuple[torch.Tensor, ...]:
     """The results of ``xla::recurrent_layer`` for its seven tensors, computed by PyTorch's operators."""
     gates, h, c, w_hh, b_hh, w_hr, present = operands
     state: tuple[torch.Tensor, torch.Tensor] = (h, c)

@@ -7,12 +7,13 @@ sequences are gathered into padded time steps, by indices that the host computes
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from xla_core.kernels.recurrent_layer import LSTM, RecurrentLayer
+from xla_core.torch_bridge.operands import Operand
 
 MSG_TOTAL: Final = (
     "Expected total_length to be at least the length of the longest sequence in input, but got "
@@ -66,7 +67,7 @@ def of_packed(
 
 
 def padded(
-    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """``aten._pad_packed_sequence``: padded sequences (time, batch, ...) or batch first, and lengths on the CPU.
 
@@ -98,7 +99,7 @@ def _padded(data: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _net(
-    kind: str, hx: Any, params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
+    kind: str, hx: Operand, params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
     dropout: float, bidirectional: bool,
 ) -> _Net:  # fmt: skip
     states, cells = hx if kind == LSTM else (hx, hx)

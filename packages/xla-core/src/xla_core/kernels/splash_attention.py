@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ import torch
 from jax import Array
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.kernels.kernel_operator import (
     LANES,
     block_of,
@@ -85,7 +88,7 @@ class SplashAttentionConfig:
         return cls(**{name: _tuples(value) for name, value in fields.items()})
 
 
-def _tuples(value: Operand) -> Any:
+def _tuples(value: JsonValue) -> JsonValue:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -247,7 +250,7 @@ def _attention(
     config: str,
     causal: bool,
     soft_cap: float | None,
-) -> tuple[Callable[..., Any], Callable[..., Array]]:
+) -> tuple[Callable[..., Array], Callable[..., Array]]:
     """A function that calls functions of arrays, and the attention as a function of ``q, k, v`` and segment ids."""
     options = SplashAttentionConfig.from_json(config)
     window = options.slide_window_size if options.attentiontype_local_sliding else None
@@ -322,7 +325,7 @@ def _kernel(
     return jax.vmap(splash)(*operands, segments)[:, :, :length]
 
 
-def _block_sizes(kernels: Any, options: SplashAttentionConfig, length: int) -> Any:
+def _block_sizes(kernels: ModuleType, options: SplashAttentionConfig, length: int) -> JaxObject:
     fused = options.sa_use_fused_bwd_kernel
     layouts = kernels.QKVLayout
     kv, kv_dkv = block_of(options.sa_block_kv, length), block_of(options.sa_block_kv_dkv, length)

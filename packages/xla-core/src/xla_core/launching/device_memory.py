@@ -6,7 +6,7 @@ be copied, but a copy on the device takes a thousandth of the time of one throug
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -28,7 +28,7 @@ def reaches(backend: Backend, device: torch.device) -> bool:
     return _exchange(backend, device) is not None
 
 
-def take(tensor: torch.Tensor, backend: Backend) -> Any:
+def take(tensor: torch.Tensor, backend: Backend) -> Buffer | None:
     """A buffer with the values of a tensor on another device; None if they must pass through the host."""
     exchange = _exchange(backend, tensor.device)
     if exchange is None or not _same_format(tensor.dtype, backend):

@@ -10,11 +10,12 @@ that repeats is compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, operations_of
@@ -38,7 +39,7 @@ _EXACT: Final = frozenset(
 _times: caches.Bounded[int, int] = caches.Bounded("steps on the host", 1024)
 
 
-def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
+def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Buffer] | None:
     """The buffers of the values ``outputs`` of the pending step; None if the step should have a program."""
     asked = flags.VARYING_SHAPES.get()
     if asked is False or trace.cur.depth > 2 * _MOST_OPERATIONS:

@@ -16,11 +16,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
-from typing import Any, Final
+from typing import Final
 
 from xla_core.compilation import compile_threads
 from xla_core.compilation.program_table import StepProgram
-from xla_core.recording.storage import Storage, never_computed
+from xla_core.contract.device_protocol import Buffer
+from xla_core.recording.storage import HeldBuffer, Storage, never_computed
 from xla_core.recording.trace import Trace
 
 MOST_WAITING: Final = 8
@@ -44,13 +45,13 @@ class Awaited:
     def __init__(self, run: DeferredRun) -> None:
         _living.add(id(self))
         self.run = run
-        self.held: object = None
+        self.held: HeldBuffer = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
         _living.discard(id(self))
 
-    def value(self) -> Any:
+    def value(self) -> Buffer:
         """Wait for the buffer and return it. Raises RuntimeError if the value was never computed."""
         if self.held is None and self.error is None:
             self.run.queue.settle(self.run)
@@ -64,7 +65,7 @@ def any_awaited() -> bool:
     return bool(_living)
 
 
-def value_of(buffer: Any) -> Any:
+def value_of(buffer: HeldBuffer) -> HeldBuffer:
     """``buffer``; if it is awaited, wait for it and return the real buffer."""
     return buffer.value() if type(buffer) is Awaited else buffer
 
@@ -96,8 +97,8 @@ class DeferredRun:
         queue: LaunchQueue,
         trace: Trace,
         program: StepProgram,
-        arguments: list[Any],
-        start: Callable[[DeferredRun], Sequence[object]],
+        arguments: list[HeldBuffer],
+        start: Callable[[DeferredRun], Sequence[Buffer]],
     ) -> None:
         self.queue = queue
         self.trace = trace
@@ -124,7 +125,7 @@ class DeferredRun:
         finally:
             self.ended.set()
 
-    def fill(self, results: Sequence[Any]) -> None:
+    def fill(self, results: Sequence[Buffer]) -> None:
         """Give the awaited values their buffers, and release the arguments."""
         for result in self.results:
             awaited = result.awaited()

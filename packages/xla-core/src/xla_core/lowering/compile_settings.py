@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ def follow_torch(wanted: bool) -> None:
     _Chosen.by_torch = wanted
 
 
-def _choose(precision: str, options: _Options) -> None:
+def _choose(precision: str, options: Mapping[str, object]) -> None:
     chosen = "" if precision == "default" else precision
     token = f"{chosen} {sorted(options.items())}" if chosen or options else ""
     names = ("precision", "options", "token")
@@ -76,7 +76,7 @@ def get_mat_mul_precision() -> str:
     return _Chosen.precision
 
 
-def set_custom_compile_options(options: Mapping[str, Any]) -> None:
+def set_custom_compile_options(options: Mapping[str, object]) -> None:
     """Pass ``options`` (by the compiler's names) to every compilation from now on.
 
     They replace the options set before; an empty mapping removes them. Raises TypeError for a value that is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Operation
 from xla_core.recording.step_key import Lift, Ref, map_operands
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Operand
 
 
 class Lifted:
@@ -64,14 +65,14 @@ class Lifted:
         return jax.lax.dynamic_slice(vector, (where,), (1,)).reshape(())
 
 
-Exported = tuple[Any, str]
+Exported = tuple[jax.Array, str]
 """A value that is passed from one scope to another: an array, and the form in which it represents the value."""
 
 PLAIN: Final = ""
 """The form of an array that is the value itself. Classes of scopes define other forms."""
 
 
-class Scope(dict[int, Any]):
+class Scope(dict[int, jax.Array]):
     """Maps value numbers to jax arrays inside one function; ``lazy`` operations are computed when they are read."""
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
@@ -98,11 +99,11 @@ class Scope(dict[int, Any]):
         for vid, result in zip(part.results(), results, strict=True):
             self[vid] = result
 
-    def value(self, a: Any) -> Any:
+    def value(self, a: Operand) -> Operand:
         """An argument with references and lifted scalars replaced by arrays."""
         return map_operands(self._array, a)
 
-    def _array(self, a: Any) -> object:
+    def _array(self, a: object) -> object:
         if isinstance(a, Ref):
             return self[a.vid]
         return self.lifted.read(a) if isinstance(a, Lift) else a
@@ -158,7 +159,7 @@ def random_key(seed: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def _meta(a: Any) -> object:
+def _meta(a: object) -> object:
     return map_operands(_meta_or_example, a)
 
 

@@ -9,10 +9,11 @@ import contextlib
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
+from xla_core.contract.device_protocol import Buffer
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support.counters import render_bytes
@@ -31,7 +32,7 @@ class HeldValue(NamedTuple):
     """The value of ``storage`` in device memory, its ``buffer``, and how many tensors show it."""
 
     storage: Storage
-    buffer: Any
+    buffer: Buffer
     tensors: int
 
 
@@ -54,7 +55,7 @@ def held_values() -> list[HeldValue]:
             tensors[id(candidate._s)] += 1
     traces = {id(s.trace): s.trace for s in storages.values()}.values()
     # a storage that the pending step changes holds no buffer until that step has run: its inputs hold it
-    read: dict[int, object] = {}
+    read: dict[int, Buffer] = {}
     for trace in traces:
         for buffer, position in zip(trace.inputs, trace.input_storages, strict=False):
             read[id(trace.touched[position])] = buffer

@@ -8,7 +8,7 @@ step's vectors at indices that are also operands. For each combination of forms,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ Slot = tuple[bool, int]
 
 # A function under ``jax.jit``. Tracing fills the list: for each result its place among the function's arguments
 # and the values that it returns, and its form.
-_Traced = tuple[Callable[..., list[Any]], list[tuple[int, str]]]
+_Traced = tuple[Callable[..., list[jax.Array]], list[tuple[int, str]]]
 
 KEPT_PREFIX: Final = "xla_repeat_"
 """The compiler does not inline functions whose names begin with this."""
@@ -37,7 +37,7 @@ def outlined_function(
     floats: bool,
     ints: bool,
     scope_class: type[Scope] = Scope,
-) -> Callable[..., tuple[Any, ...]]:
+) -> Callable[..., tuple[jax.Array, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
 
     ``graph`` and ``plan`` are the step's nodes and its repeats, ``outputs`` the numbers of the wanted values;
@@ -150,7 +150,9 @@ class Emitter:
         run.__name__ = KEPT_PREFIX + name_of(function)
         return jax.jit(run), results
 
-    def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+    def body(
+        self, function: Function
+    ) -> Callable[[list[jax.Array], list[jax.Array], list[jax.Array]], list[jax.Array]]:
         """A Python function that computes a function's results from vectors of numbers, indices, and operands.
 
         The vectors are those that ``kinds_of`` lists for its parameters. The indices are the positions of the
@@ -168,7 +170,7 @@ class Emitter:
 
     def _body(
         self, function: Function
-    ) -> Callable[[list[Any], list[Any], list[Exported]], list[Exported]]:
+    ) -> Callable[[list[jax.Array], list[jax.Array], list[Exported]], list[Exported]]:
         """Like ``body``, for operands and results in the forms of their scopes."""
         parameters = [v for v in function.parameters if v >= 0]
         kinds = kinds_of(function.parameters)

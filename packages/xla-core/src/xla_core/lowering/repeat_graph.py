@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.lowering.repeats.items import Node
 from xla_core.operators.foreach import is_per_element
@@ -22,6 +22,7 @@ from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Input, Operation, operations_of
 from xla_core.recording.step_key import Lift, Ref, lifted, references
+from xla_core.torch_bridge.operands import NamedOperands, Operands
 
 # Operators that only move values, although PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
@@ -52,7 +53,7 @@ class OpInstance:
     entry: Operation
     index: int | None = None
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self) -> tuple[Operands, NamedOperands]:
         """The entry's arguments; with an ``index``, lists have only that element."""
         entry, index = self.entry, self.index
         if index is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+
+from jax import Array
 
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph, most_weight
@@ -32,7 +33,7 @@ def step_function(
     floats: bool,
     ints: bool,
     scope_class: type[Scope] = Scope,
-) -> Callable[..., tuple[Any, ...]]:
+) -> Callable[..., tuple[Array, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
 
     ``entries`` are those that ``outputs``, the numbers of the wanted values, depend on; ``floats`` and ``ints`` say
@@ -41,7 +42,7 @@ def step_function(
     given = [entry.first for entry in inputs_of(entries)]
     operations = operations_of(entries)
 
-    def step(*arrays: Any) -> tuple[Any, ...]:
+    def step(*arrays: Array) -> tuple[Array, ...]:
         rest = list(arrays[len(given) :])
         ints_vector = rest.pop() if ints else None
         scope = scope_class({}, Lifted(rest.pop() if floats else None, ints_vector))

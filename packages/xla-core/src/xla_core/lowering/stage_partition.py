@@ -16,7 +16,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+from jax import Array
 
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
@@ -144,7 +146,7 @@ class _Cutter:
             return None
         inputs = tuple(_given(wanted, lazy))
 
-        def function(*arrays: Any) -> list[Any]:
+        def function(*arrays: Array) -> list[Array]:
             scope = Scope(lazy, Lifted(None, None))
             scope.update(zip(inputs, arrays, strict=True))
             return [scope[v] for v in wanted]
@@ -192,7 +194,7 @@ class _Cutter:
             body, name = self._body(group, values, kinds, stage.outputs), f"{len(group)}_operations"
         vectors, count = len(kinds), len(values)
 
-        def function(*arrays: Any) -> list[Any]:
+        def function(*arrays: Array) -> list[Array]:
             operands, rest = list(arrays[:count]), list(arrays[count:])
             return body(rest[:vectors], rest[vectors:], operands)
 
@@ -200,7 +202,7 @@ class _Cutter:
 
     def _calls_body(
         self, calls: list[Call], outputs: tuple[int, ...]
-    ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+    ) -> Callable[[list[Array], list[Array], list[Array]], list[Array]]:
         function = calls[0].function
         # a function that is called once is inlined
         emitter = self.emitter
@@ -210,9 +212,9 @@ class _Cutter:
             else functools.partial(emitter.run_kept, function)
         )
 
-        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+        def run(vectors: list[Array], indices: list[Array], operands: list[Array]) -> list[Array]:
             # A value that one call passes to another in the same stage is not an argument of the program.
-            computed: dict[int, object] = {}
+            computed: dict[int, Array] = {}
             given, moving = iter(operands), iter(indices)
             for call in calls:
                 own = [
@@ -226,8 +228,8 @@ class _Cutter:
 
     def _body(
         self, group: list[Item], values: list[int], kinds: list[bool], outputs: tuple[int, ...]
-    ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
-        def run(vectors: list[Any], _indices: list[Any], operands: list[Any]) -> list[Any]:
+    ) -> Callable[[list[Array], list[Array], list[Array]], list[Array]]:
+        def run(vectors: list[Array], _indices: list[Array], operands: list[Array]) -> list[Array]:
             of = dict(zip(kinds, vectors, strict=True))
             scope = Scope(self.graph.lazy, Lifted(of.get(True), of.get(False)))
             scope.update(zip(values, operands, strict=True))

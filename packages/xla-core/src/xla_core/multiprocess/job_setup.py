@@ -16,13 +16,14 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from torch.distributed import TCPStore
 
 from xla_core.contract.device_protocol import Topology
 from xla_core.jax_bridge import coordinator_process as coordinator
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.multiprocess.startup_watchdog import Siblings, vigil
 from xla_core.support import flags
 
@@ -81,7 +82,7 @@ class Connection:
     """
 
     job: Job
-    client: Any
+    client: JaxObject
     service: coordinator.CoordinatorProcess | None
 
 
@@ -199,7 +200,7 @@ def connect(job: Job) -> Connection:
         return _State.connection
 
 
-def serve(address: str, count: int) -> Any:
+def serve(address: str, count: int) -> coordinator.CoordinatorHere:
     """Run the coordinator of ``count`` processes at ``address`` until ``shutdown()`` of the result.
 
     In this process, which is a launcher: nothing is to be said once that is killed.
@@ -207,7 +208,7 @@ def serve(address: str, count: int) -> Any:
     return coordinator.CoordinatorHere(*_served(address, count))
 
 
-def serve_apart(address: str, count: int) -> Any:
+def serve_apart(address: str, count: int) -> coordinator.CoordinatorProcess:
     """The same in a process of its own: this one stays without the threads of a coordinator."""
     return coordinator.CoordinatorProcess(*_served(address, count))
 
@@ -366,7 +367,7 @@ def withdraw(key: str) -> None:
     _client().key_value_delete(key)
 
 
-def _client() -> Any:
+def _client() -> JaxObject:
     met = _State.connection
     if met is None:
         raise RuntimeError("this process has not met other processes: it is alone, or has left")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch._decomp import decomposition_table
@@ -64,7 +64,11 @@ class DecomposedRule:
         return self._graph(_metas_of(args), _metas_of(_relevant(kwargs))) is not None
 
     def run(
-        self, args: Operand, kwargs: NamedOperands, arg_metas: Any, kwarg_metas: Any
+        self,
+        args: Operand,
+        kwargs: NamedOperands,
+        arg_metas: tuple[object, ...],
+        kwarg_metas: Mapping[str, object],
     ) -> list[Operand]:
         """The results for jax arrays ``args``; metas mirror them."""
         graph = self._graph(arg_metas, kwarg_metas)

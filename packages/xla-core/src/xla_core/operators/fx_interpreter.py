@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -12,7 +11,7 @@ from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import find_rule, find_view
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, conform, run_rule
 from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
 def map_items(a: Operand, change: Callable[[object], object]) -> Operand:
@@ -94,7 +93,7 @@ class GraphRun:
             results = run_rule(rule, args, kwargs, shown, tuple(metas), key)
         return results if several else results[0]
 
-    def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, node: Node) -> tuple[Operands, NamedOperands]:
         """The values of a node's arguments, without those that say where a result is stored."""
         args = tuple(self.value(a) for a in node.args)
         named = {k: self.value(v) for k, v in node.kwargs.items() if k not in STORAGE_ARGUMENTS}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Final
 
 import jax
 
@@ -33,7 +34,7 @@ loops = functools.partial(jax.disable_jit, False)
 """A context in which jax's loops stay loops."""
 
 
-def calls_of(rule: object) -> Any:
+def calls_of(rule: object) -> AbstractContextManager[object]:
     """The context in which a rule is traced: without calls of jax's functions, or with them."""
     function: Callable[..., object] | None = None
     if isinstance(rule, Rule):

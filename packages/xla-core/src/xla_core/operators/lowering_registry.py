@@ -13,14 +13,18 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 from torch._ops import OpOverload
 
+from xla_core.contract.foreign_values import Attribute
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.operators import source_digests
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.operands import Operand, Operands
+
+F = TypeVar("F", bound=Callable[..., object])
 
 MSG_DUPLICATE: Final = (
     "duplicate lowering rule for {overload}: {where}; first registered at {first}"
@@ -39,7 +43,7 @@ class Absent:
 class _Operators:
     """``torch.ops.aten``, with ``Absent`` for what this version of torch does not have."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         packet = getattr(torch.ops.aten, name, None)
         return _Overloads(packet) if packet is not None else Absent()
 
@@ -48,7 +52,7 @@ class _Overloads:
     def __init__(self, packet: Operand) -> None:
         self._packet = packet
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         return getattr(self._packet, name, None) or Absent()
 
 
@@ -111,7 +115,7 @@ class ViewRule:
     """
 
     overload: OpOverload
-    get: Callable[..., Any]
+    get: Callable[..., TracedValue]
     put: Callable[..., object] | None
     where: str
     overlaps: bool = False
@@ -164,7 +168,7 @@ class RuleContext:
 
     outputs: tuple[TensorMeta | None, ...]
     args: Operands
-    key: Any = None
+    key: TracedValue = None
 
 
 _rules: dict[OpOverload, Rule] = {}
@@ -237,7 +241,7 @@ def rule(
     meta: Callable[..., object] | None = None,
     all_replicas: bool = False,
     whole_step: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Register the decorated function as the lowering rule of each of ``overloads``; returns the function.
 
     ``promotion`` says how operands are converted first, ``lift`` names scalar arguments that come as 0-d
@@ -247,7 +251,7 @@ def rule(
     already.
     """
 
-    def register(function: Callable[..., object]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         where = _where(function)
         for overload in overloads:
             if isinstance(overload, Absent):
@@ -311,14 +315,14 @@ def inspected_rule(
     looks: Callable[..., bool] | None = None,
     platforms: tuple[str, ...] | None = None,
     context: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Register the decorated function as what is looked at first, see ``InspectedRule``.
 
     ``meta`` gives the results at their full size and the number, ``then_meta`` the results of ``then``.
     Raises ValueError on a duplicate.
     """
 
-    def register(function: Callable[..., object]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         for overload in overloads:
             if isinstance(overload, Absent):
                 continue

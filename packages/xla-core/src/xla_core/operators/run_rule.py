@@ -6,13 +6,14 @@ Rules stay bare because what is common to all of them happens here, once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from xla_core.contract.foreign_values import CoreEntry, ForeignObject
 from xla_core.operators.lowering_registry import Promotion, Rule, RuleContext
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.support import caches
@@ -44,8 +45,8 @@ class LoweringError(RuntimeError):
     operations like it may be computed elsewhere in the step.
     """
 
-    plan: Any = None
-    entry: Any = None
+    plan: ForeignObject = None  # a ``Plan``, whose module imports this one
+    entry: CoreEntry = None
     only_here: bool = False
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from xla_core.torch_bridge.operands import TorchObject
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def signature(overload: OpOverload) -> Signature:
     )
 
 
-def _returns(schema: Any) -> str:
+def _returns(schema: TorchObject) -> str:
     kinds = [str(r.type) for r in schema.returns]
     if not kinds:
         return "none"

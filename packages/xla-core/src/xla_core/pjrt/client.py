@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from xla_core.contract.device_protocol import (
     Placement,
     Program,
 )
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.pjrt import executable
 from xla_core.pjrt.executable import (
     CheckedExecutable,
@@ -85,9 +87,9 @@ class PjrtClient:
         self._process_index = process_index
         self._peak_bytes = [0] * len(self._local)
         # placement -> (sharding, addressable devices); a plain dict because put() is hot
-        self._layouts: dict[Placement, tuple[Any, list[jaxlib_runtime.Device]]] = {}
+        self._layouts: dict[Placement, tuple[JaxObject, list[jaxlib_runtime.Device]]] = {}
         # id of a sharding over several devices -> itself, to keep the id, and its placement
-        self._placements: dict[int, tuple[Any, Placement]] = {}
+        self._placements: dict[int, tuple[object, Placement]] = {}
 
     # --- devices ---
 
@@ -127,7 +129,7 @@ class PjrtClient:
                 f"{sorted(self._by_id)}{self.missing_device}"
             ) from error
 
-    def _layout(self, placement: Placement) -> tuple[Any, list[jaxlib_runtime.Device]]:
+    def _layout(self, placement: Placement) -> tuple[JaxObject, list[jaxlib_runtime.Device]]:
         devices = self._devices_of(placement)
         if len(devices) == 1:
             sharding = jaxlib_runtime.single_device_sharding(devices[0])
@@ -141,7 +143,7 @@ class PjrtClient:
 
     # --- transfers ---
 
-    def put(self, array: np.ndarray, placement: Placement) -> Any:
+    def put(self, array: np.ndarray, placement: Placement) -> jaxlib_runtime.Array:
         """Copy a host array to the device; the array may be changed once this returns."""
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
         aval = jaxlib_runtime.shaped_array(array.shape, array.dtype)
@@ -162,7 +164,7 @@ class PjrtClient:
             aval, jaxlib_runtime.single_device_sharding(device), [array], [device]
         )
 
-    def get(self, buffer: Any) -> np.ndarray:
+    def get(self, buffer: jaxlib_runtime.Array) -> np.ndarray:
         """Wait for a value and copy it to fresh host memory.
 
         Raises RuntimeError if its computation failed, or if this process lacks a part of it.
@@ -196,7 +198,7 @@ class PjrtClient:
         # through the host: jaxlib copies between layouts only inside its own backends
         return self.put(self.get(buffer), placement)
 
-    def take_dlpack(self, array: Any, placement: Placement) -> Buffer:
+    def take_dlpack(self, array: ForeignObject, placement: Placement) -> Buffer:
         """A buffer with the values of an object with ``__dlpack__`` in the memory of one of this process's devices.
 
         They are copied by the device. Raises BufferError where that memory, or its number format, is not the
@@ -217,7 +219,7 @@ class PjrtClient:
         """A zero-filled buffer; the host array it comes from is untouched zero pages."""
         return self.put(np.zeros(spec.shape, spec.dtype), placement)
 
-    def placement_of(self, buffer: Any) -> Placement:
+    def placement_of(self, buffer: jaxlib_runtime.Array) -> Placement:
         """The buffer's devices in order, and its sharding if it is split over them."""
         sharding = buffer.sharding
         known = self._placements.get(id(sharding))
@@ -233,7 +235,9 @@ class PjrtClient:
         pieces = jaxlib_runtime.single_device_arrays(buffer)
         return [(next(iter(piece.devices())).id, piece) for piece in pieces]
 
-    def assemble(self, shards: Sequence[Any], spec: ArraySpec, placement: Placement) -> Buffer:
+    def assemble(
+        self, shards: Sequence[jaxlib_runtime.Array], spec: ArraySpec, placement: Placement
+    ) -> Buffer:
         """One logical buffer of this process's ``shards``, in the order of the placement's devices.
 
         Raises ValueError when their number or a shape does not fit.
@@ -358,7 +362,7 @@ class PjrtClient:
         self._client = None
 
 
-def _is_shard(piece: Any, shape: tuple[int, ...]) -> bool:
+def _is_shard(piece: jaxlib_runtime.Array, shape: tuple[int, ...]) -> bool:
     """Whether a single-device buffer is of this shape.
 
     A piece of a value that does not divide is as large as the others, but says that it ends with the value

@@ -6,13 +6,15 @@ import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Buffer, Program
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.pjrt import tpu_memory
 
 __all__ = [
@@ -97,7 +99,7 @@ class PjrtExecutable:
                 raise NotImplementedError(f"{self._plugin}: {error}") from error
             raise
 
-    def stored_report(self) -> Mapping[str, Any] | None:
+    def stored_report(self) -> Mapping[str, JsonValue] | None:
         """What is stored beside the program; a plugin's own."""
         return None
 
@@ -170,7 +172,7 @@ class CheckedExecutable(_CheckingExecutable):
         super().__init__(client, loaded, program, devices, plugin)
         self._inputs = [(tuple(s.shape), np.dtype(s.dtype)) for s in program.inputs]
 
-    def _check(self, arguments: Sequence[Any]) -> None:
+    def _check(self, arguments: Sequence[jaxlib_runtime.Array]) -> None:
         if len(arguments) != len(self._inputs):
             raise RuntimeError(
                 f"{self.program_name} takes {len(self._inputs)} arguments, got {len(arguments)}"
@@ -221,13 +223,13 @@ class ShardedPjrtExecutable(_CheckingExecutable):
         parts = map(_DISASSEMBLE, map(self._run, (arguments,)))
         return map(results.extend, map(map, (_FIRST,), parts))
 
-    def _check(self, arguments: Sequence[Any]) -> None:
+    def _check(self, arguments: Sequence[jaxlib_runtime.Array]) -> None:
         known = self._known
         for index, argument in enumerate(arguments):
             if argument.sharding is not known[index]:
                 self._check_layout(index, argument)
 
-    def _check_layout(self, index: int, argument: Any) -> None:
+    def _check_layout(self, index: int, argument: jaxlib_runtime.Array) -> None:
         expected = self._expected[index]
         sharding = argument.sharding
         if not expected.is_equivalent_to(sharding, len(argument.shape)):
@@ -241,7 +243,10 @@ class ShardedPjrtExecutable(_CheckingExecutable):
 # --- what a compiler says of a program, loaded on devices or not -----------------------------------
 
 
-def memory_figures(compiled: Any, stored: Callable[[], bytes] | None = None) -> dict[str, int]:
+def memory_figures(
+    compiled: jaxlib_runtime.LoadedExecutable | pjrt_c_api.CompiledProgram,
+    stored: Callable[[], bytes] | None = None,
+) -> dict[str, int]:
     """Bytes by use: ``arguments, outputs, temporaries, aliased, code``, of one device's program.
 
     ``stored`` gives the compiled program in its stored form, for TPUs: see ``tpu_memory``.
@@ -260,7 +265,9 @@ def memory_figures(compiled: Any, stored: Callable[[], bytes] | None = None) -> 
     }
 
 
-def cost_figures(compiled: Any) -> dict[str, float]:
+def cost_figures(
+    compiled: jaxlib_runtime.LoadedExecutable | pjrt_c_api.CompiledProgram,
+) -> dict[str, float]:
     """The compiler's estimates for one run; empty where it offers none."""
     try:
         analysis = compiled.cost_analysis()
@@ -280,7 +287,7 @@ def with_cycles(cost: Mapping[str, float], hlo: str) -> dict[str, float]:
     return {**cost, "estimated cycles": float(sum(cycles))} if cycles else dict(cost)
 
 
-def hlo_text(compiled: Any) -> str:
+def hlo_text(compiled: jaxlib_runtime.LoadedExecutable | pjrt_c_api.CompiledProgram) -> str:
     """The compiled module as HLO text."""
     return "\n\n".join(module.to_string() for module in compiled.hlo_modules())
 
@@ -297,7 +304,7 @@ def _result_shardings(
     loaded: jaxlib_runtime.LoadedExecutable,
     program: Program,
     devices: Sequence[jaxlib_runtime.Device],
-) -> list[Any]:
+) -> list[JaxObject]:
     if len(devices) == 1:
         return [jaxlib_runtime.single_device_sharding(devices[0])] * len(program.outputs)
     replicated = jaxlib_runtime.sharding_over(devices, jaxlib_runtime.hlo_sharding(None))

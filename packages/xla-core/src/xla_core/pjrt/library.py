@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
 from xla_core.jax_bridge import pjrt_c_api
@@ -82,7 +82,7 @@ class LibraryPlugin:
         name = self.load(options)
         wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
         if wanted:
-            described: Any = self._topology_client(name, wanted, options)
+            described: DeviceClient = self._topology_client(name, wanted, options)
             return described
         created = dict(self._create_options(options))
         if topology.process_count > 1:
@@ -129,9 +129,7 @@ class LibraryPlugin:
         shown = named or ("any known place" if callable(self._path) else self._path)
         return MSG_NO_LIBRARY.format(device=self.device_type, path=shown, hint=hint)
 
-    def _topology_client(
-        self, name: str, wanted: str, options: Mapping[str, str]
-    ) -> TopologyClient:
+    def _topology_client(self, name: str, wanted: str, options: Mapping[str, str]) -> DeviceClient:
         try:
             devices = pjrt_c_api.topology_devices(name, wanted, {})
         except RuntimeError as error:

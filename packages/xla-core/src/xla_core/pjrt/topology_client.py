@@ -10,7 +10,7 @@ import base64
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from xla_core.contract.device_protocol import (
     Placement,
     Program,
 )
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 from xla_core.pjrt import tpu_memory
 from xla_core.pjrt.client import compile_options, uses_shardy
@@ -62,7 +63,7 @@ class ShapeBuffer:
     )  # fmt: skip
 
     def __init__(
-        self, owner: TopologyClient, shape: tuple[int, ...], dtype: Any, placement: Placement
+        self, owner: TopologyClient, shape: tuple[int, ...], dtype: np.dtype, placement: Placement
     ) -> None:
         self.owner = owner
         self.shape = shape
@@ -106,9 +107,9 @@ class TopologyExecutable:
         self,
         client: TopologyClient,
         program: Program,
-        compiled: Any,
+        compiled: pjrt_c_api.CompiledProgram | None,
         *,
-        report: Mapping[str, Any] | None = None,
+        report: Mapping[str, JsonValue] | None = None,
         code: bytes = b"",
     ) -> None:
         self.program_name = program.name
@@ -382,7 +383,7 @@ class TopologyClient:
         self._descriptions = ()
 
 
-def _report(compiled: Any, program: Program) -> dict[str, Any]:
+def _report(compiled: pjrt_c_api.CompiledProgram, program: Program) -> JsonObject:
     """What the compiler says, in a form that is stored beside the code."""
     several = program.num_partitions > 1
     inputs = compiled.get_parameter_shardings() if several else None

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any, Final, cast
+from typing import Final, TypeAlias, cast
 
 import pluggy
 
@@ -25,6 +25,7 @@ from xla_core.contract.device_protocol import (
     DeviceClient,
     Topology,
 )
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.multiprocess import job_setup
 from xla_core.support import flags
 
@@ -97,11 +98,13 @@ class _Registered:
     name: str
     value: str
     factory: object
-    dist: object = None
+    dist: metadata.Distribution | None = None
 
-    def load(self) -> Any:
+    def load(self) -> object:
         return self.factory
 
+
+_Point: TypeAlias = metadata.EntryPoint | _Registered
 
 _registered: dict[str, _Registered] = {}
 
@@ -122,7 +125,7 @@ def torch_xla_plugins() -> list[str]:
     return sorted({point.name.lower() for point in _entry_points(TORCH_XLA_GROUP)})
 
 
-def load_torch_xla_plugin(device_type: str) -> Any:
+def load_torch_xla_plugin(device_type: str) -> ForeignObject:
     """The ``DevicePlugin`` that an entry point of ``torch_xla.plugins`` names.
 
     Raises PluginError when it cannot be imported or made.
@@ -260,7 +263,7 @@ def _named(group: str, device_type: str) -> list[metadata.EntryPoint]:
     return [point for point in _entry_points(group) if point.name.lower() == name]
 
 
-def _device_point(device_type: str) -> Any:
+def _device_point(device_type: str) -> _Point:
     """Who offers a device: a factory given in code, a plugin of ours, or one of torch_xla's kind."""
     name = device_type.lower()
     if name in _registered:
@@ -300,7 +303,7 @@ def _is_available(name: str, options: Mapping[str, str]) -> bool:
     return bool(probe is not None and probe(options))
 
 
-def _check_interface(device_type: str, point: object, theirs: object) -> None:
+def _check_interface(device_type: str, point: _Point, theirs: object) -> None:
     if not (isinstance(theirs, int) and OLDEST_INTERFACE_VERSION <= theirs <= INTERFACE_VERSION):
         raise PluginError(
             MSG_INTERFACE.format(
@@ -314,13 +317,13 @@ def _check_interface(device_type: str, point: object, theirs: object) -> None:
         )
 
 
-def _failure(text: str, device_type: str, point: object, error: Exception) -> str:
+def _failure(text: str, device_type: str, point: _Point, error: Exception) -> str:
     return text.format(
         device=device_type.upper(), source=_source(point), kind=type(error).__name__, error=error
     )
 
 
-def _source(point: Any) -> str:
+def _source(point: _Point) -> str:
     """Package and version of an entry point, as far as they are known, and where it points."""
     if point.dist is None:
         return f"the plugin {point.value}"

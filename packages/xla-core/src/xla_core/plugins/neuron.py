@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 from xla_core.plugins.torch_xla_plugins import DevicePlugin
 from xla_core.support import flags
@@ -124,7 +125,7 @@ class NeuronPlugin(DevicePlugin):
             return path
         if importlib.util.find_spec("libneuronxla") is None:
             raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.NEURON_LIBRARY_PATH.name))
-        package: Any = importlib.import_module("libneuronxla.libneuronpjrt_path")
+        package: ModuleType = importlib.import_module("libneuronxla.libneuronpjrt_path")
         return str(Path(package.libneuronpjrt_path()))
 
     def configure_single_process(self) -> None:

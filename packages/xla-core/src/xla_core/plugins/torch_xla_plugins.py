@@ -7,8 +7,8 @@ instance with ``register_plugin``. ``PJRT_DEVICE`` then accepts its name in uppe
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
+from xla_core.contract.device_protocol import ClientFactory
 from xla_core.plugins import discovery
 
 
@@ -85,7 +85,7 @@ def register_installed_plugins() -> None:
             register_plugin(name, discovery.load_torch_xla_plugin(name))
 
 
-def default() -> Any:
+def default() -> PjRtPlugin:
     """The plugin of the device in use. Raises RuntimeError if that device has no ``DevicePlugin``."""
     device = discovery.chosen_device()
     if device not in _plugins and device.lower() in discovery.torch_xla_plugins():
@@ -99,7 +99,7 @@ def default() -> Any:
     return _plugins[device]
 
 
-def factory(name: str, plugin: PjRtPlugin) -> Any:
+def factory(name: str, plugin: PjRtPlugin) -> ClientFactory:
     """The client factory of ``plugin``, which loads its library when the device is first used."""
     library = importlib.import_module(
         "xla_core.pjrt.library"

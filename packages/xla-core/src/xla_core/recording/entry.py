@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import CoreProgram, ForeignObject
 from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.step_key import Lift, Operands, Ref, Values, map_operands
 from xla_core.support.counters import Tally
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 # Most entries have no other children and no programs: they share this empty mapping.
-_NONE: Final[Any] = MappingProxyType({})
+_NONE: Final[ForeignObject] = MappingProxyType({})
 
 
 class Entry:
@@ -41,7 +43,7 @@ class Entry:
     def __init__(
         self,
         parent: Entry | None,
-        key: Any,
+        key: Operand,
         metas: tuple[TensorMeta | None, ...],
         floats: int,
         ints: int,
@@ -64,7 +66,7 @@ class Entry:
         self.floats = floats
         self.ints = ints
         self.first_child: Entry | None = None
-        self.other_children: dict[Any, Entry] = _NONE
+        self.other_children: dict[object, Entry] = _NONE
         self.programs: Table = _NONE
         self.tally: Tally | None = None
         self.where = source_location.locate() if source_location.locate is not None else None
@@ -106,7 +108,7 @@ class Entry:
         else:
             self.other_children[entry.key] = entry
 
-    def keep(self, key: Any, program: Any) -> None:
+    def keep(self, key: object, program: CoreProgram) -> None:
         """Store a program of the step that ends here; a compiled program is dropped when it is evicted."""
         if self.programs is _NONE:
             self.programs = Table()
@@ -164,7 +166,7 @@ class Operation(Entry):
     def __init__(
         self,
         parent: Entry,
-        key: Any,
+        key: tuple[Operand, ...],
         plan: Plan,
         metas: tuple[TensorMeta | None, ...],
         floats: int,
@@ -177,12 +179,12 @@ class Operation(Entry):
         self._operands = operands
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> tuple[Operand, ...]:
         """The positional operands: ``Ref``, ``Lift``, constants, and lists of them."""
         return self._read()[0]
 
     @property
-    def kwargs(self) -> dict[str, Any]:
+    def kwargs(self) -> NamedOperands:
         """The keyword operands, by name."""
         return self._read()[1]
 
@@ -245,7 +247,7 @@ class Excerpt:
         self.last = copy
         return copy
 
-    def _renumbered(self, a: object) -> Any:
+    def _renumbered(self, a: object) -> object:
         if isinstance(a, Ref):
             return Ref(self.vids[a.vid], a.meta)
         if isinstance(a, Lift):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+
+from xla_core.contract.device_protocol import Executable
+from xla_core.contract.foreign_values import CoreProgram, ForeignObject
 
 
-class Table(dict[Any, Any]):
+class Table(dict[ForeignObject, CoreProgram]):
     """A table of programs: a dict that weak references can refer to."""
 
     __slots__ = ("__weakref__",)
@@ -22,12 +24,12 @@ class Kept:
 
     __slots__ = ("__weakref__", "_places", "executable", "used")
 
-    def __init__(self, executable: Any) -> None:
+    def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.used = next(_uses)
         self._places: list[tuple[weakref.ref[Table], object, Callable[[], object]]] = []
 
-    def keep(self, table: Table, key: Any, value: Any = None) -> None:
+    def keep(self, table: Table, key: object, value: object = None) -> None:
         """Set ``table[key]`` to ``value`` (default: this object) until this is evicted."""
         value = self if value is None else value
         self._places.append((weakref.ref(table), key, weakref.ref(value)))

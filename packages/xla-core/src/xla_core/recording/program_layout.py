@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
+from xla_core.contract.foreign_values import AnyFunction
+from xla_core.recording.entry import Operation
 
-Function: TypeAlias = Callable[..., Any]
+Function: TypeAlias = AnyFunction
 Specs: TypeAlias = tuple[ArraySpec, ...]
 
 
@@ -46,7 +48,7 @@ class Layout:
     output_annotations: tuple[str | None, ...] = ()
     lowering: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     edges: Callable[[Function, Specs], tuple[Function, Specs]] = _as_it_is
-    collectives: tuple[Any, ...] = ()
+    collectives: tuple[Operation, ...] = ()
 
     def key_text(self) -> bytes:
         """The shardings, as part of the program's identity; empty where there are none."""

@@ -20,9 +20,10 @@ tens of thousands of keys, which are decoded only when a compiler or a report ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 LIFT_FLOAT: Final = -1
 LIFT_INT: Final = -2
@@ -31,9 +32,9 @@ HOST_INT: Final = -4
 LIST: Final = -5
 SAME: Final = -6
 
-_SPELLED: dict[tuple[type, str], Any] = {}
+_SPELLED: dict[tuple[type, str], object] = {}
 
-Operands = tuple[tuple[Any, ...], dict[str, Any]]
+Operands = tuple[tuple[Operand, ...], NamedOperands]
 """Positional and keyword operands: ``Ref``, ``Lift``, constants, and lists of them."""
 
 
@@ -57,7 +58,7 @@ class Lift:
 
     __slots__ = ("is_float", "position", "example")
 
-    def __init__(self, is_float: bool, position: int, example: Any) -> None:
+    def __init__(self, is_float: bool, position: int, example: float | TensorMeta) -> None:
         self.is_float = is_float
         self.position = position
         self.example = example
@@ -106,7 +107,7 @@ def lifted(tree: object) -> Iterator[Lift]:
             yield from lifted(item)
 
 
-def map_operands(change: Callable[[object], object], tree: object) -> Any:
+def map_operands(change: Callable[[object], object], tree: object) -> Operand:
     """``tree`` with ``change`` applied to every item that is not a list or tuple; both become lists."""
     if isinstance(tree, (list, tuple)):
         return [map_operands(change, item) for item in tree]
@@ -120,7 +121,7 @@ def spelled(constant: object) -> tuple[type, str]:
     return key
 
 
-def read(key: Sequence[Any], values: Values, floats: int, ints: int) -> Operands:
+def read(key: Sequence[Operand], values: Values, floats: int, ints: int) -> Operands:
     """Decode the operands of the operation with this key.
 
     ``values`` has the metas of all earlier values; ``floats`` and ``ints`` are the counts of numbers that were
@@ -130,15 +131,15 @@ def read(key: Sequence[Any], values: Values, floats: int, ints: int) -> Operands
 
 
 class _Reader:
-    def __init__(self, key: Sequence[Any], values: Values, floats: int, ints: int) -> None:
-        self._items: Iterator[Any] = iter(key[1:])
+    def __init__(self, key: Sequence[Operand], values: Values, floats: int, ints: int) -> None:
+        self._items: Iterator[Operand] = iter(key[1:])
         self._values = values
         self._floats = floats
         self._ints = ints
 
     def operands(self) -> Operands:
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
+        args: list[object] = []
+        kwargs: NamedOperands = {}
         for item in self._items:
             if type(item) is str:
                 kwargs[item] = self._operand(next(self._items))
@@ -164,7 +165,7 @@ class _Reader:
 
     def _lift(self, marker: int) -> Lift:
         is_float = marker in (LIFT_FLOAT, HOST_FLOAT)
-        example: Any = 0.5 if is_float else 2
+        example: float | TensorMeta = 0.5 if is_float else 2
         if marker in (HOST_FLOAT, HOST_INT):
             example = tensor_meta((), next(self._items))
         if is_float:

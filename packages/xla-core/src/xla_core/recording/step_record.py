@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.entry import Entry, Root
-from xla_core.recording.storage import BodyRecorder, Storage
+from xla_core.recording.storage import BodyRecorder, HeldBuffer, Storage
 from xla_core.support import indivisible
 
 _epochs = itertools.count(1)
@@ -33,13 +35,13 @@ class StepRecord(NamedTuple):
 
     epoch: int
     cur: Entry
-    inputs: list[Any]
+    inputs: list[HeldBuffer]
     input_vids: dict[int, int]
     input_storages: list[int]
     touched: list[Storage]
     floats: list[float]
     ints: list[int]
-    region: Any = None
+    region: ForeignObject = None
     graph_name: str | None = None
     forbidden: str | None = None
     unreadable: str | None = None
@@ -54,7 +56,7 @@ STEP: Final = StepRecord._fields[:8]
 _record_of: Final = attrgetter(*StepRecord._fields)
 
 
-def beginning(root: Root) -> tuple[Any, ...]:
+def beginning(root: Root) -> tuple[ForeignObject, ...]:
     """Values for the attributes ``STEP`` of a trace: an empty step below ``root``."""
     return next(_epochs), root, [], {}, [], [], [], []
 
@@ -72,8 +74,8 @@ class RecordingMode(NamedTuple):
     entries: int
     eager_flush: bool
     body_recorder: BodyRecorder | None
-    lock: Any
-    bare: Any
+    lock: AbstractContextManager[object]
+    bare: AbstractContextManager[object]
 
 
 _mode_of: Final = attrgetter(*RecordingMode._fields)
@@ -82,7 +84,7 @@ _mode_of: Final = attrgetter(*RecordingMode._fields)
 class RegionState(NamedTuple):
     """The part of a thread's ``StepRecord`` that a use of ``torch_xla.compile`` changes for its block."""
 
-    region: Any
+    region: ForeignObject
     graph_name: str | None
     forbidden: str | None
 
@@ -116,13 +118,13 @@ class StepState:
 
     epoch: int
     cur: Entry
-    inputs: list[Any]
+    inputs: list[HeldBuffer]
     input_vids: dict[int, int]
     input_storages: list[int]
     touched: list[Storage]
     floats: list[float]
     ints: list[int]
-    region: Any = None
+    region: ForeignObject = None
     graph_name: str | None = None
     forbidden: str | None = None
     unreadable: str | None = None
@@ -132,8 +134,8 @@ class StepState:
     eager_flush: bool = False
     body_recorder: BodyRecorder | None = None
     on_new_storage: Callable[[Storage], None] | None = None
-    lock: Any
-    bare: Any
+    lock: AbstractContextManager[object]
+    bare: AbstractContextManager[object]
     has_placeholders: bool = False
     flush: Callable[..., None]
 

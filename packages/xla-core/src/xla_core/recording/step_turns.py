@@ -13,9 +13,9 @@ import contextlib
 import contextvars
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import Any, Final
+from typing import Final, Protocol
 
 from xla_core.recording.entry import Entry
 from xla_core.recording.step_record import StepRecord, beginning
@@ -29,6 +29,21 @@ MOST_ENDED: Final = 16
 MSG_ENDED: Final = "the step that an ended thread left behind failed: {error}"
 
 
+class TurnTaker(Recorder, Protocol):
+    """The parts of a ``Trace`` that ``Turns`` need; ``parked`` has the steps of other threads."""
+
+    parked: dict[int, Step]
+    turns: Turns
+
+    def step_record(self) -> StepRecord:
+        """The state of the step that is being recorded."""
+        ...
+
+    def resuming(self, record: StepRecord) -> Iterator[None]:
+        """For ``indivisible.do``: continue another step."""
+        ...
+
+
 class Owner:
     """A thread that records, and its steps by device."""
 
@@ -36,7 +51,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.ident = get_ident()
-        self.steps: dict[Recorder, Step] = {}
+        self.steps: dict[TurnTaker, Step] = {}
         self.ended = False
 
     def end(self) -> None:
@@ -106,7 +121,7 @@ class Step:
             self.epoch = epoch
 
 
-def turn_lock(trace: Recorder, bare: Any) -> object:
+def turn_lock(trace: TurnTaker, bare: threading.RLock) -> contextlib.AbstractContextManager[object]:
     """A lock around the lock ``bare`` that also installs the step of the thread that takes it in the trace.
 
     It is released by the C function of ``bare``, which no exception can interrupt.
@@ -114,7 +129,7 @@ def turn_lock(trace: Recorder, bare: Any) -> object:
     acquire, release = bare.acquire, bare.release
     once = (True,)
 
-    def enter(_self: Any) -> None:
+    def enter(_self: object) -> None:
         held: list[bool] = []
         try:
             held.extend(map(acquire, once))
@@ -143,7 +158,7 @@ class Turns:
     here. ``_task`` is the number of the backward pass that recorded last, -1 for none.
     """
 
-    def __init__(self, trace: Recorder) -> None:
+    def __init__(self, trace: TurnTaker) -> None:
         self._trace = trace
         self.active = Step(None)
         self.owners: set[Owner] = set()
@@ -223,7 +238,9 @@ class Turns:
         if step is former:
             return
         parked = trace.parked
-        work: list[Any] = [indivisible.storing(former, ("record",), (trace.step_record(),))]
+        work: list[Iterable[object]] = [
+            indivisible.storing(former, ("record",), (trace.step_record(),))
+        ]
         if trace.cur.depth:  # in an empty step no value has its epoch
             work.append(map(parked.__setitem__, (trace.epoch,), (former,)))
         record = step.record

@@ -21,9 +21,10 @@ from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.geometry import geometry
 from xla_core.recording.step_record import StepState
 from xla_core.recording.step_turns import Step, Turns
-from xla_core.recording.storage import Backend, Storage, View, chain, raise_if_poisoned
+from xla_core.recording.storage import Backend, HeldBuffer, Storage, View, chain, raise_if_poisoned
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import indivisible
+from xla_core.torch_bridge.operands import Operands
 from xla_core.torch_bridge.torch_private import make_wrapper
 
 # A loop that never syncs would hold the inputs of all its iterations. A step that is longer than this
@@ -177,7 +178,7 @@ class StepValues(StepState):
         self.cur = entry
         return entry
 
-    def _append(self, key: object, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _append(self, key: Operands, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Advance to a new operation whose results are known."""
         cur = self.cur
         entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
@@ -289,14 +290,14 @@ class StepValues(StepState):
         self.touched.append(s)
         return t
 
-    def from_buffer(self, buffer: object, meta: TensorMeta) -> XLATensor:
+    def from_buffer(self, buffer: HeldBuffer, meta: TensorMeta) -> XLATensor:
         """A tensor whose value is already in device memory, in ``buffer`` (None: unwritten)."""
         t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
         t._s = self.holding(buffer, meta)
         t._v = None
         return t
 
-    def holding(self, buffer: object, meta: TensorMeta) -> Storage:
+    def holding(self, buffer: HeldBuffer, meta: TensorMeta) -> Storage:
         """The storage of such a tensor."""
         if self.cur.depth > MAX_PENDING:
             self.flush(self)

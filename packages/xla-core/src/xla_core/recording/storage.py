@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.contract.device_protocol import Buffer, DeviceClient, Placement
+from xla_core.contract.foreign_values import CoreTrace, ForeignObject
 from xla_core.operators.plan import Plan
 from xla_core.operators.target import Target
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Root
 from xla_core.recording.program_layout import Layout
 from xla_core.support import indivisible
+from xla_core.torch_bridge.operands import Operands
+
+HeldBuffer: TypeAlias = Buffer | ForeignObject
+"""A buffer, an object that stands for one (a placeholder, or an awaited, padded or host value), or None."""
 
 
 class StorageState(NamedTuple):
@@ -24,7 +30,7 @@ class StorageState(NamedTuple):
 
     vid: int
     epoch: int
-    buffer: Any
+    buffer: HeldBuffer
     version: int
 
 
@@ -43,17 +49,17 @@ class Storage:
         "trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "varying", "_extremes",
         "__weakref__",
     )  # fmt: skip
-    annotation: Any
+    annotation: ForeignObject
     varying: dict[int, int | None]
-    _extremes: tuple[weakref.ref[Any], int, int] | None
+    _extremes: tuple[weakref.ref[object], int, int] | None
 
-    # Any: a Trace, whose module imports this one
-    def __init__(self, trace: Any, meta: TensorMeta, vid: int, epoch: int) -> None:
+    # ``trace`` is a Trace, whose module imports this one
+    def __init__(self, trace: CoreTrace, meta: TensorMeta, vid: int, epoch: int) -> None:
         self.trace = trace
         self.meta = meta
         self.vid = vid
         self.epoch = epoch
-        self.buffer: Any = None
+        self.buffer: HeldBuffer = None
         self.version = 0
 
     def state(self) -> StorageState:
@@ -68,11 +74,11 @@ class Storage:
         """Whether the step of ``epoch`` computes the value; ``Trace.is_pending`` considers all steps."""
         return self.buffer is None and self.epoch == epoch
 
-    def bind(self, buffer: Any) -> None:
+    def bind(self, buffer: HeldBuffer) -> None:
         """Store the buffer of the current value, which was pending or unwritten."""
         indivisible.do(indivisible.storing(self, ("buffer", "epoch"), (buffer, -1)))
 
-    def replace(self, buffer: Any) -> None:
+    def replace(self, buffer: HeldBuffer) -> None:
         """Take the value in ``buffer`` in place of the current one: a write, which views see."""
         self.version += 1
         self.bind(buffer)
@@ -81,7 +87,7 @@ class Storage:
         """Make views of this storage read their values again."""
         self.version += 1
 
-    def relocate(self, buffer: Any) -> None:
+    def relocate(self, buffer: HeldBuffer) -> None:
         """Hold the same value in another buffer, on other devices or in another layout."""
         self.buffer = buffer
 
@@ -207,8 +213,8 @@ class View:
         self,
         parent: View | None,
         plan: Plan,
-        tail: tuple[Any, ...],
-        args: tuple[Any, ...],
+        tail: Operands,
+        args: Operands,
         meta: TensorMeta,
         vid: int,
         epoch: int,
@@ -243,26 +249,23 @@ class Recorder(Protocol):
 
     ``inputs`` are the buffers that the step reads, ``touched`` the storages that it has read or written.
     ``input_storages`` gives the position of each input's storage in ``touched``, ``input_vids`` the slots of inputs
-    by value number. ``thread`` is the number of the thread whose step is here, and ``parked`` has the steps of
-    other threads (see ``step_turns``).
+    by value number. ``thread`` is the number of the thread whose step is here (see ``step_turns``).
     """
 
     device: torch.device
     backend: Backend
-    lock: Any
+    lock: AbstractContextManager[object]
     flush: Callable[..., None]
     root: Root
     cur: Entry
     epoch: int
-    inputs: list[Any]
+    inputs: list[HeldBuffer]
     input_vids: dict[int, int]
     input_storages: list[int]
     touched: list[Storage]
     forbidden: str | None
     body_recorder: BodyRecorder | None
     thread: int
-    parked: dict[int, Any]
-    turns: Any
 
     def reset(self) -> None:
         """Begin a new step."""
@@ -270,10 +273,6 @@ class Recorder(Protocol):
 
     def step_record(self) -> object:
         """The state of the step that is being recorded, see ``step_record``."""
-        ...
-
-    def resuming(self, record: Any) -> Iterator[None]:
-        """For ``indivisible.do``: continue another step."""
         ...
 
 
@@ -296,21 +295,21 @@ class Backend(Protocol):
     formats: Mapping[np.dtype, np.dtype]
     numpy_dtype: Callable[[np.dtype], np.dtype]
     last_program: object
-    queue: Any
+    queue: ForeignObject
     may_defer: bool
     runs_counter: str
     runs_metric: str
     virtual_name: str | None
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Buffer:
         """Copy a host array to the device, in the dtype in which the device keeps it."""
         ...
 
-    def put_numbers(self, array: np.ndarray) -> object:
+    def put_numbers(self, array: np.ndarray) -> Buffer:
         """Copy lifted numbers to the device, without the user's number formats, which are for tensors only."""
         ...
 
-    def get(self, buffer: Any) -> np.ndarray:
+    def get(self, buffer: HeldBuffer) -> np.ndarray:
         """Wait for a buffer and copy it to the host."""
         ...
 
@@ -330,11 +329,11 @@ class Backend(Protocol):
         """The number of parts that a tensor is split into: one per device."""
         ...
 
-    def device_buffer(self, storage: Storage) -> object:
+    def device_buffer(self, storage: Storage) -> Buffer:
         """The buffer of a tensor that has a value, as programs take it."""
         ...
 
-    def buffer_for_copy(self, storage: Storage, buffer: Any) -> object:
+    def buffer_for_copy(self, storage: Storage, buffer: HeldBuffer) -> HeldBuffer:
         """The buffer to bind to ``storage`` when ``copy_`` makes it share another tensor's value, ``buffer``."""
         ...
 
@@ -352,15 +351,15 @@ class Backend(Protocol):
         """
         ...
 
-    def allocate(self, meta: TensorMeta) -> Any:
+    def allocate(self, meta: TensorMeta) -> Buffer:
         """A buffer of zeros for a tensor of this shape and dtype."""
         ...
 
-    def copy(self, buffer: Any) -> Any:
+    def copy(self, buffer: HeldBuffer) -> Buffer:
         """A second buffer with the same value on this device."""
         ...
 
-    def copy_from(self, buffer: Any, origin: Backend) -> object:
+    def copy_from(self, buffer: HeldBuffer, origin: Backend) -> Buffer:
         """A buffer on this device with the value of another device's buffer."""
         ...
 
@@ -368,7 +367,7 @@ class Backend(Protocol):
         """Whether the device reports that much free memory; always True for small sizes."""
         ...
 
-    def launched(self, results: Sequence[Any]) -> None:
+    def launched(self, results: Sequence[HeldBuffer]) -> None:
         """Remember the results of the last program for ``wait``, without keeping a buffer alive."""
         ...
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Tree
 
 MSG_KEYS: Final = "Keys: {keys} are missing from input_sharding."
 
@@ -25,7 +26,7 @@ class DataWrapper:
         raise NotImplementedError(f"{type(self).__name__} has to define from_tensors()")
 
 
-def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
+def map_tensors(data: Tree, change: Callable[[XLATensor], object]) -> Tree:
     """A copy of ``data`` with ``change`` applied to each ``xla`` tensor.
 
     It visits mappings, lists, tuples, named tuples, sets, dataclasses and ``DataWrapper``, and keeps their
@@ -34,7 +35,9 @@ def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
     return map_selected(data, lambda item: isinstance(item, XLATensor), change)
 
 
-def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def map_selected(
+    data: Tree, select: Callable[[Tree], bool], change: Callable[[Tree], object]
+) -> Tree:
     """``data`` with ``change(item)`` in place of each item inside for which ``select(item)`` is true.
 
     ``data`` is made of mappings, lists, tuples, sets, dataclasses and ``DataWrapper``. Containers keep their
@@ -63,7 +66,7 @@ def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any
     return data
 
 
-def _like(data: Any, changed: dict[Any, Any]) -> object:
+def _like(data: Tree, changed: dict[Tree, Tree]) -> object:
     copied = type(data)(changed)
     # state_dict() keeps its version information in an attribute of the OrderedDict
     for name, value in getattr(data, "__dict__", {}).items():
@@ -71,11 +74,11 @@ def _like(data: Any, changed: dict[Any, Any]) -> object:
     return copied
 
 
-def collect(data: object, select: Callable[[object], bool]) -> list[Any]:
+def collect(data: object, select: Callable[[object], bool]) -> list[Tree]:
     """The items inside ``data`` for which ``select`` is true, in order."""
     selected: list[object] = []
 
-    def keep(item: Any) -> object:
+    def keep(item: object) -> object:
         selected.append(item)
         return item
 
@@ -104,8 +107,8 @@ class ToXlaTensorArena:
 
     def __init__(
         self,
-        convert_fn: Callable[[list[Any]], Sequence[Any]],
-        select_fn: Callable[[Any], bool],
+        convert_fn: Callable[[list[Tree]], Sequence[object]],
+        select_fn: Callable[[Tree], bool],
     ) -> None:
         self._convert = convert_fn
         self._select = select_fn
@@ -124,7 +127,7 @@ def _on_cpu(value: object) -> bool:
 
 
 def send_cpu_data_to_device(
-    datas: Any, device: torch.device | str, input_sharding: Any = None
+    datas: Tree, device: torch.device | str, input_sharding: Tree = None
 ) -> object:
     """``datas`` with its CPU tensors moved to ``device``; containers keep their types.
 
@@ -147,7 +150,7 @@ def send_cpu_data_to_device(
             {k: send_cpu_data_to_device(v, device, input_sharding[k]) for k, v in datas.items()},
         )
 
-    def convert(tensors: list[Any]) -> list[torch.Tensor]:
+    def convert(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if input_sharding is None:
             return [t.to(device) for t in tensors]
         send = getattr(input_sharding, "send", None)

@@ -16,7 +16,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +33,7 @@ from xla_core.recording.storage import Backend, View
 from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 if TYPE_CHECKING:
     from xla_core.operators.plan import Plan
@@ -69,8 +70,9 @@ class Trace(StepValues):
         self.reset()
         self.parked: dict[int, Step] = {}
         self.turns = Turns(self)
-        self.bare = threading.RLock()
-        self.lock = turn_lock(self, self.bare)
+        bare = threading.RLock()
+        self.bare = bare
+        self.lock = turn_lock(self, bare)
 
     def attach(self, backend: Backend) -> None:
         """Use another backend for transfers and compilation from now on. Nothing may be pending."""
@@ -138,7 +140,7 @@ class Trace(StepValues):
 
     # -- recording -----------------------------------------------------------------------------
 
-    def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
+    def record(self, plan: Plan, args: Sequence[Operand], kwargs: NamedOperands | None) -> Entry:
         """Append one operation and return its entry. The caller holds the lock.
 
         ``args`` and ``kwargs`` are the arguments with which PyTorch called the operator of ``plan``: tensors of
@@ -151,7 +153,7 @@ class Trace(StepValues):
             self.turns.take()
         # The key describes the operation completely, so that equal keys after equal entries mean equal steps.
         # ``step_key`` documents how each kind of operand is encoded; ``step_key.read`` decodes it.
-        key: list[Any] = [plan.number]
+        key: list[object] = [plan.number]
         append = key.append
         epoch = self.epoch
         try:
@@ -229,7 +231,7 @@ class Trace(StepValues):
             append(name)
             self._encode(append, value, name in plan.lift_names, plan)
 
-    def _encode(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+    def _encode(self, append: Callable[[object], None], a: Operand, lift: bool, plan: Plan) -> None:
         t = type(a)
         if t is list or t is tuple:
             self._encode_list(append, a, lift, plan)
@@ -255,7 +257,7 @@ class Trace(StepValues):
             self._encode_other(append, a, lift, plan)
 
     def _encode_list(
-        self, append: Callable[[Any], None], items: Any, lift: bool, plan: Plan
+        self, append: Callable[[object], None], items: Sequence[Operand], lift: bool, plan: Plan
     ) -> None:
         if not items:
             append(())
@@ -353,7 +355,7 @@ class Trace(StepValues):
         return entry
 
 
-def _uniform(items: Sequence[Any]) -> bool:
+def _uniform(items: Sequence[object]) -> bool:
     """Whether a list repeats one float, so that it is recorded as one number.
 
     An optimizer passes a number per parameter (its bias correction), and nearly always the same one.

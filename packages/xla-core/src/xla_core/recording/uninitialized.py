@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
 
 MSG_LEAVING: Final = (
@@ -33,29 +34,29 @@ class _Uninitialized:
     __slots__ = ()
     cls_to_become = XLATensor
 
-    def detach(self: Any) -> Any:
+    def detach(self: torch.Tensor) -> torch.Tensor:
         """A new uninitialized tensor, because ``nn.Parameter()`` and ``state_dict()`` detach their arguments."""
         return self._like(False)
 
-    def requires_grad_(self: object, requires_grad: bool = True) -> Any:
+    def requires_grad_(self: object, requires_grad: bool = True) -> object:
         """The same as ``Tensor.requires_grad_``."""
         self.requires_grad = requires_grad
         return self
 
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, torch.Tensor]) -> torch.Tensor:
         if id(self) not in memo:
             copied = memo[id(self)] = self._like(self.requires_grad)
             copied.__dict__.update(self.__dict__)
         return memo[id(self)]
 
-    def __reduce_ex__(self: Any, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self: torch.Tensor, protocol: object) -> tuple[object, ...]:
         kind = (
             UninitializedBuffer if isinstance(self, UninitializedBuffer) else UninitializedParameter
         )
         return kind, (self.requires_grad,)
 
-    def _like(self: Any, requires_grad: bool) -> object:
-        copied: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
+    def _like(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        copied: torch.Tensor = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
         copied.__class__ = type(self)
         return copied.requires_grad_(requires_grad)
 
@@ -99,22 +100,22 @@ def install() -> None:
             kind.__new__ = _making(kind, own)
 
 
-_OWN: Final[dict[Any, Any]] = {
+_OWN: Final[dict[type[torch.Tensor], type[torch.Tensor]]] = {
     UninitializedParameter: UninitializedXLAParameter,
     UninitializedBuffer: UninitializedXLABuffer,
 }
 
 
-def _making(kind: Any, own: Any) -> object:
+def _making(kind: type[torch.Tensor], own: type[torch.Tensor]) -> AnyFunction:
     former = kind.__new__
     signature = inspect.signature(former)
 
     @functools.wraps(former)
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(cls: type[torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
         given = signature.bind(cls, *args, **kwargs)
         given.apply_defaults()
         asked = given.arguments
-        tensor: Any = torch.empty(0, device=asked["device"], dtype=asked["dtype"])
+        tensor: torch.Tensor = torch.empty(0, device=asked["device"], dtype=asked["dtype"])
         if cls is not kind or not isinstance(tensor, XLATensor):
             return former(cls, *args, **kwargs)
         tensor.__class__ = own

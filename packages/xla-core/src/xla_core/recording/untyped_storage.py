@@ -8,10 +8,11 @@ a view lies inside its storage at its offset. They are too large for a pointer, 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.contract.foreign_values import Attribute
 from xla_core.recording.geometry import geometry
 from xla_core.recording.storage import Storage, View
 
@@ -77,7 +78,7 @@ class StorageHandle:
     def __hash__(self) -> int:
         return hash(self._cdata)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(name)
         raise RuntimeError(

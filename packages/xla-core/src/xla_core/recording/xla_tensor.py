@@ -10,8 +10,9 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import torch
 from torch import strided
 from torch._ops import OpOverload
@@ -22,10 +23,12 @@ from torch._utils import (
     _rebuild_parameter_with_state,
 )
 
+from xla_core.contract.foreign_values import AnyFunction
 from xla_core.recording import untyped_storage
 from xla_core.recording.storage import Storage, View
 from xla_core.support import indivisible
 from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_NOT_NUMPY: Final = (
     "can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
@@ -43,7 +46,7 @@ _pickled: Final[weakref.WeakKeyDictionary[Storage, tuple[weakref.ref[torch.Tenso
     weakref.WeakKeyDictionary()
 )
 
-Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
+Handler = Callable[[Operands, NamedOperands | None], Operand]
 
 # Keyed by id(): an OpOverload's __hash__ is a Python function.
 handlers: dict[int, Handler] = {}
@@ -155,7 +158,7 @@ class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
 class _UsersClassType(XLATensorType):
     """The metaclass of classes made by ``as_subclass``: calling one calls the user's class."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> torch.Tensor:
         return cls.__bases__[0](*args, **kwargs)
 
 
@@ -168,7 +171,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
 
     __torch_function__ = torch_private.disabled_torch_function
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> torch.Tensor:
         """What ``torch.Tensor`` makes of these arguments, or ``nn.Parameter`` if ``requires_grad`` is among them.
 
         Libraries call ``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``.
@@ -180,9 +183,9 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
     def __torch_dispatch__(
         func: object,
         types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> Any:
+        args: Operands = (),
+        kwargs: NamedOperands | None = None,
+    ) -> Operand:
         handler = handlers.get(id(func))
         if handler is None:
             handler = handler_of(func)
@@ -245,20 +248,20 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             return self.clone()
         return super().contiguous(memory_format=memory_format)
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> np.ndarray:
         """With ``force``, a numpy array with the values; otherwise raises TypeError, like PyTorch."""
         if not force:
             raise TypeError(MSG_NOT_NUMPY.format(device=self.device))
         return self.detach().cpu().numpy(force=True)
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return self.numpy()
 
     def tolist(self) -> object:
         """The values as a number or nested lists of numbers."""
         return self.detach().cpu().tolist()
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         rebuild, values = self._reduced()
         state = attributes_of(self)
         # with a history, rebuilding the attributes would make the tensor a result instead of a leaf
@@ -266,10 +269,10 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             return _rebuild_from_type_v2, (rebuild, torch.Tensor, values, state)
         return rebuild, values
 
-    def _reduced(self) -> tuple[Any, ...]:
+    def _reduced(self) -> tuple[AnyFunction, tuple[object, ...]]:
         """The function that rebuilds the tensor, and its arguments; only parameters include their attributes."""
         if getattr(self, "_is_param", False):
-            parts: tuple[Any, ...] = (self.data, self.requires_grad, {})
+            parts: tuple[object, ...] = (self.data, self.requires_grad, {})
             state = attributes_of(self)
             if state:
                 return _rebuild_parameter_with_state, (*parts, state)
@@ -289,7 +292,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             _pickled[s] = (weakref.ref(cpu), s.version)
         return cpu
 
-    def as_subclass(self, cls: type[torch.Tensor]) -> Any:
+    def as_subclass(self, cls: type[torch.Tensor]) -> torch.Tensor:
         """An alias that is a ``cls``, which is a subclass of ``torch.Tensor``.
 
         Its class is a subclass of ``cls`` with the same name. Raises TypeError if there cannot be one.
@@ -378,16 +381,16 @@ def _make_class(cls: type[torch.Tensor]) -> type[XLATensor]:
 
     def __torch_function__(
         _cls: type,
-        func: Callable[..., Any],
+        func: AnyFunction,
         types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: Operands = (),
+        kwargs: NamedOperands | None = None,
+    ) -> Operand:
         # results on other devices are of ``cls`` itself
         known = tuple(cls if one is combined else one for one in types)
         return cls.__torch_function__(func, known, args, kwargs or {})
 
-    def __reduce_ex__(self: XLATensor, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self: XLATensor, protocol: object) -> tuple[object, ...]:
         with torch_private.without_torch_function():
             rebuild, values = self._reduced()
         return _rebuild_from_type_v2, (rebuild, cls, values, dict(self.__dict__))
@@ -412,23 +415,23 @@ def _make_class(cls: type[torch.Tensor]) -> type[XLATensor]:
     return combined
 
 
-def _asking(cls: type[torch.Tensor], name: str) -> Callable[..., Any]:
+def _asking(cls: type[torch.Tensor], name: str) -> Callable[..., object]:
     """``XLATensor``'s method ``name``, called through ``cls.__torch_function__``."""
     method = getattr(XLATensor, name)
 
     @functools.wraps(method)
-    def call(self: XLATensor, *args: Any, **kwargs: Any) -> Any:
+    def call(self: XLATensor, *args: object, **kwargs: object) -> object:
         return cls.__torch_function__(method, (cls,), (self, *args), kwargs)
 
     return call
 
 
-def _copying(name: str) -> Callable[..., Any]:
+def _copying(name: str) -> Callable[..., object]:
     """``XLATensor``'s method ``name``, whose result gets the class of the tensor."""
     method = getattr(XLATensor, name)
 
     @functools.wraps(method)
-    def call(self: XLATensor, *args: Any) -> Any:
+    def call(self: XLATensor, *args: object) -> torch.Tensor:
         with torch_private.without_torch_function():
             copied = method(self, *args)
         copied.__class__ = type(self)
@@ -440,7 +443,7 @@ def _copying(name: str) -> Callable[..., Any]:
 def tensor_on(
     storage: Storage,
     view: View | None = None,
-    make: Callable[..., Any] = torch_private.make_wrapper,
+    make: Callable[..., torch.Tensor] = torch_private.make_wrapper,
     kind: type[XLATensor] = XLATensor,
     strides: tuple[int, ...] | None = None,
     offset: int | None = None,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+
+from xla_core.contract.foreign_values import ForeignObject
 
 __all__ = [
     "Bounded",
@@ -83,7 +85,7 @@ def memoized(name: str, bound: int = 4096) -> Callable[[Callable[_P, _R]], Calla
     """``functools.lru_cache`` as a listed cache of at most this number of results."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        cached: Any = functools.lru_cache(maxsize=bound)(function)
+        cached: ForeignObject = functools.lru_cache(maxsize=bound)(function)
         register(
             name, bound=bound, size=lambda: cached.cache_info().currsize, clear=cached.cache_clear
         )

@@ -7,7 +7,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from xla_core.support import flags
 
@@ -59,7 +59,7 @@ SCALAR_READ: Final = "aten::_local_scalar_dense"
 lock: Final = threading.Lock()
 """Held while a counter or a metric changes."""
 
-Follower: TypeAlias = Callable[[Any], None]
+Follower: TypeAlias = Callable[[tuple[object, object]], None]
 """What ``follow`` calls with all that is counted, in order."""
 
 _counters: dict[str, int] = {}

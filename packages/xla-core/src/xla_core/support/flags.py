@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 __all__ = [
     "ABSENT_TIMEOUT",
@@ -79,7 +79,7 @@ __all__ = [
     "values_in",
 ]
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", covariant=True)
 
 
 class Flag(Generic[_T]):
@@ -125,7 +125,7 @@ class Flag(Generic[_T]):
             raise ValueError(f"{self.name}={text!r} in the environment: {error}") from None
 
 
-FLAGS: Final[dict[str, Flag[Any]]] = {}
+FLAGS: Final[dict[str, Flag[object]]] = {}
 
 
 def values_in(text: str) -> dict[str, str]:

@@ -14,8 +14,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.support import flags, flight_report
 
 __all__ = [
@@ -47,7 +48,7 @@ _LAST: Final = ".last.json"
 
 MSG_FOREIGN: Final = "{folder} belongs to another user; set XLA_FLIGHT_DIR to a folder of your own"
 
-_Snapshot = dict[str, Any]
+_Snapshot = JsonObject
 """What one process says of itself: see ``flight_report``."""
 
 
@@ -120,7 +121,7 @@ def conclude(job: str, occasion: str, reason: str) -> Path | None:
     return place / PAGE
 
 
-def merged(place: Path) -> dict[str, Any]:
+def merged(place: Path) -> JsonObject:
     """The report of an occasion's folder, made anew where the job runs or was aborted.
 
     Raises OSError where there is none.
@@ -158,7 +159,7 @@ def prune(base: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _merge(place: Path) -> dict[str, Any]:
+def _merge(place: Path) -> JsonObject:
     """One report of all files: of each process the one that it wrote, or else what others knew of it."""
     snapshots: dict[int, _Snapshot] = {}
     for path in sorted(place.glob("[0-9]*.json")):  # "3.json" before "3.last.json"

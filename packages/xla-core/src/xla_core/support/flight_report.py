@@ -27,7 +27,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 
 __all__ = [
     "Report",
@@ -43,8 +45,8 @@ __all__ = [
     "waits",
 ]
 
-Report = dict[str, Any]
-Snapshot = dict[str, Any]
+Report = JsonObject
+Snapshot = JsonObject
 
 _MOST_RECORDS: Final = 12
 _VALUES: Final = re.compile(r"(?:\w+\[[\d,]*\], ){4,}\w+\[[\d,]*\]")
@@ -125,7 +127,7 @@ def _behind(report: Report, me: int, one: Snapshot) -> dict[int, int]:
     return missing
 
 
-def _first_missing(one: Snapshot, other: int, count: int) -> dict[str, Any] | None:
+def _first_missing(one: Snapshot, other: int, count: int) -> JsonObject | None:
     """The first of the last ``count`` collectives with ``other``."""
     me = one["ordinal"]
     shared = [c for c in one["collectives"] if any(me in g and other in g for g in c["groups"])]
@@ -259,7 +261,7 @@ def _last_launched(ordinal: int, one: Snapshot, report: Report) -> str:
     )
 
 
-def _last_seen(ordinal: int, one: Snapshot, report: Report) -> dict[str, Any] | None:
+def _last_seen(ordinal: int, one: Snapshot, report: Report) -> JsonObject | None:
     """The collective that others saw a process launch after what it said last, as one of them has it."""
     collective = None
     for name, other in report["processes"].items():
@@ -329,7 +331,7 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
         yield from (f"    {line}" for line in one["stack"].rstrip().splitlines())
 
 
-def _collective(item: dict[str, Any]) -> str:
+def _collective(item: JsonObject) -> str:
     line = f" at {item['line']}" if item["line"] else ""
     return f"{item['number']}. {item['text']}{line}, {_of_day(item['time'])}"
 
@@ -339,7 +341,7 @@ def _mesh_collective(row: dict[str, object]) -> str:
     return f"{row['count']} x {row['kind']}, {row['bytes']} bytes, groups {row['groups'] or 'all'}{line}"
 
 
-def record_line(record: list[Any]) -> str:
+def record_line(record: list[JsonValue]) -> str:
     """One record of the ring, as the page shows it."""
     kind, began, seconds, thread, what, amount = record
     took = "has not ended" if seconds is None else f"{seconds * 1e3:.3f} ms" if seconds else ""

@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.support import caches
 
 __all__ = [
@@ -67,7 +68,7 @@ written. MEET in several processes for the same is one meeting: who has none of 
 RUNNING: Final = -1
 """The nanoseconds of what has not ended."""
 
-Record = list[Any]
+Record = list[JsonValue]
 """Kind, beginning (``perf_counter_ns``), nanoseconds or RUNNING, thread, what, and how much of it."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+
+from xla_core.contract.foreign_values import ForeignObject
 
 Key = int | str
 
@@ -67,7 +68,7 @@ class Queue(QueueBase):
             number, self._in = self._in, self._in + 1
         self._put(number, item)
 
-    def get(self) -> Any:
+    def get(self) -> ForeignObject:
         """The item at the front, waiting for one; None once the queue is closed and empty."""
         with self._turns:
             number, self._out = self._out, self._out + 1
@@ -81,6 +82,6 @@ class KeydQueue(QueueBase):
         """Put an item under ``key``, waiting for room; dropped once the queue is closed for writing."""
         self._put(key, item)
 
-    def get(self, key: Key, defval: Any = None) -> Any:
+    def get(self, key: Key, defval: ForeignObject = None) -> ForeignObject:
         """The item under ``key``, waiting for it; ``defval`` once the queue is closed without it."""
         return self._take(key, defval)

@@ -7,7 +7,9 @@ fields are not worth generated code. Format: https://protobuf.dev/programming-gu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
+
+from xla_core.contract.foreign_values import JsonValue
 
 __all__ = [
     "bytes_field",
@@ -45,7 +47,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def read_message(data: bytes) -> dict[int, Any]:
+def read_message(data: bytes) -> dict[int, JsonValue]:
     """The numbers and byte strings of a protocol buffer by field; of repeated ones the last.
 
     Raises ValueError for what is no such message.

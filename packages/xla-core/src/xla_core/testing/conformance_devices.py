@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import ml_dtypes
@@ -135,7 +134,7 @@ class SeveralDevices:
         mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         whole = jax.sharding.PartitionSpec()
 
-        def total(a: Any) -> Any:
+        def total(a: jax.Array) -> jax.Array:
             def on_each(part: object) -> object:
                 return jax.lax.psum(part, "data")
 

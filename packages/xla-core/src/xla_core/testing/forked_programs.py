@@ -24,7 +24,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final, TypedDict
 
 PRELOADED = (
     "numpy", "torch", "jax", "jax.numpy", "jaxlib.mlir.dialects.stablehlo", "jaxlib.mlir.dialects.mhlo",
@@ -145,7 +145,13 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int], int, object]:
     return data, descriptors or [-1, -1], flags, address
 
 
-def _become(request: dict[str, Any], out: int, err: int) -> None:
+class _Request(TypedDict):
+    code: str
+    cwd: str
+    environment: dict[str, str]
+
+
+def _become(request: _Request, out: int, err: int) -> None:
     """Take over the request's output files, folder and environment."""
     os.setsid()
     os.dup2(out, 1)

@@ -14,10 +14,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import Any, Final, Self
+from typing import Final, Self, TypeAlias
 
 Place = tuple[CodeType, int, int]
 """A function's code, the offset of a bytecode, and the number of the time that it is passed."""
+Tracer: TypeAlias = "Callable[[FrameType, str, object], Tracer | None]"
+"""A trace function, which returns the one for what follows in the frame."""
 
 # By folder: the core, and packages that a test names.
 SOURCES: Final = (str(pathlib.Path(__file__).parents[1]),)
@@ -47,7 +49,7 @@ class _Traced:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._former)
 
-    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+    def _call(self, frame: FrameType, event: str, argument: object) -> Tracer | None:
         """What traces the inside of the function that is called, if anything."""
         raise NotImplementedError
 
@@ -60,13 +62,13 @@ class Passed(_Traced):
         self.sources = sources
         self.counts: Counter[tuple[CodeType, int]] = Counter()
 
-    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Tracer | None:
         if not _is_watched(frame.f_code, self.sources):
             return None
         frame.f_trace_opcodes = not self.lines
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> Tracer:
         wanted = event == ("line" if self.lines else "opcode")
         if wanted and frame.f_lasti not in left_out(frame.f_code):
             self.counts[frame.f_code, frame.f_lasti] += 1
@@ -133,13 +135,13 @@ class Interrupt(_Traced):
                 )
                 raise Interrupted(f"{self.code.co_qualname}:{line}+{position}")
 
-    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Tracer | None:
         if frame.f_code is not self.code:
             return None
         frame.f_trace_opcodes = not self.lines
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> Tracer:
         if event == ("line" if self.lines else "opcode"):
             self._passed(frame.f_code, frame.f_lasti)
         return self._local
@@ -184,13 +186,13 @@ class Again:
                 frame.f_trace = self._local
             frame = frame.f_back
 
-    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Tracer | None:
         if not _is_watched(frame.f_code, self.sources):
             return None
         frame.f_trace_opcodes = True
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> Tracer:
         place = frame.f_code, frame.f_lasti
         if event == "opcode" and not self.where and place not in self.done:
             self.done.add(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +57,7 @@ def make_program(
 
 
 def run(
-    client: DeviceClient, function: Callable[..., Any], *arrays: np.ndarray
+    client: DeviceClient, function: Callable[..., object], *arrays: np.ndarray
 ) -> list[np.ndarray]:
     """Compile and run a function on the first device and read its results."""
     program = make_program(client, function, [spec(a) for a in arrays])

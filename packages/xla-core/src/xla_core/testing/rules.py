@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from xla_core.extension_api.lowering import TracedValue
 from xla_core.extension_api.operators import NamedOperands, Operand, Operands
 from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import Rule, find_rule
@@ -119,7 +119,7 @@ class _Slot:
         self.index = index
 
     @staticmethod
-    def fill(value: Operand, arrays: list[Any]) -> Operand:
+    def fill(value: Operand, arrays: list[TracedValue]) -> Operand:
         """``value`` with each slot in it replaced by its array."""
         if isinstance(value, _Slot):
             return arrays[value.index]
@@ -149,7 +149,7 @@ class Call:
         self.outputs = _expected_metas(overload, args, kwargs)
         self.operands = _Operands(rule, args, kwargs)
 
-    def lower(self, key: Any, arrays: list[Any]) -> list[Any]:
+    def lower(self, key: jax.Array, arrays: list[TracedValue]) -> list[TracedValue]:
         """The results of the rule, for the jax arrays of the operands."""
         kwargs = {name: _Slot.fill(value, arrays) for name, value in self.operands.kwargs.items()}
         args = tuple(_Slot.fill(value, arrays) for value in self.operands.args)
@@ -180,7 +180,7 @@ class Call:
 def _run(calls: Sequence[Call], seed: int) -> list[list[torch.Tensor | None]]:
     """The results of all calls, compiled as one program."""
 
-    def program(key: Any, arrays: list[list[Any]]) -> list[list[Any]]:
+    def program(key: jax.Array, arrays: list[list[TracedValue]]) -> list[list[TracedValue]]:
         return [call.lower(key, given) for call, given in zip(calls, arrays, strict=True)]
 
     with jax.enable_x64(True):

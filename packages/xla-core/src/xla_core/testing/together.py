@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from xla_core.extension_api.operators import Operand
 from xla_core.testing.rules import Call, check_all
 
 
@@ -17,7 +15,7 @@ def together(test: Callable[..., Iterator[Call]]) -> Callable[..., None]:
     """
 
     @functools.wraps(test)
-    def run(*args: Operand, **kwargs: Any) -> None:
+    def run(*args: object, **kwargs: object) -> None:
         calls = list(test(*args, **kwargs))
         assert calls, f"{test.__name__} yields no call to check"
         check_all(calls)

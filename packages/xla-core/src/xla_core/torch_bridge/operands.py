@@ -25,3 +25,9 @@ Tree: TypeAlias = Any
 
 Gradients: TypeAlias = torch.Tensor | tuple[torch.Tensor | None, ...] | None
 """What ``backward`` of a ``torch.autograd.Function`` returns: a gradient for each input, None for what has none."""
+
+AutogradContext: TypeAlias = Any
+"""``ctx`` of a ``torch.autograd.Function``: it holds what ``forward`` keeps for ``backward``."""
+
+TorchObject: TypeAlias = Any
+"""An object of PyTorch's without a public class, or whose attributes differ by version: a schema, a tree's spec."""

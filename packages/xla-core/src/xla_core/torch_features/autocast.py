@@ -9,7 +9,8 @@ operator needs one entry for each overload.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -81,8 +82,10 @@ def _holds_float32(a: Operand) -> bool:
     return isinstance(a, (list, tuple)) and any(map(_holds_float32, a))
 
 
-def _kernel(overload: OpOverload, choose: Any) -> Any:
-    def call(*args: Operand, **kwargs: Any) -> Operand:
+def _kernel(
+    overload: OpOverload, choose: Callable[[Operand], torch.dtype]
+) -> Callable[..., Operand]:
+    def call(*args: Operand, **kwargs: Operand) -> Operand:
         with torch_private.without_autocast():
             dtype = choose((args, list(kwargs.values())))
             named = {name: _cast(value, dtype) for name, value in kwargs.items()}

@@ -6,8 +6,6 @@ Tensors that share a storage on the device share one on the CPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xla_core.dispatch.transfers import read
@@ -15,6 +13,7 @@ from xla_core.recording import uninitialized
 from xla_core.recording.storage import chain
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge import torch_distributed_private
+from xla_core.torch_bridge.operands import TorchObject
 
 
 def install() -> None:
@@ -23,7 +22,9 @@ def install() -> None:
 
 
 def host_copy(
-    tensor: XLATensor, memo: dict[Any, Any], place: torch_distributed_private.Place | None = None
+    tensor: XLATensor,
+    memo: dict[object, TorchObject],
+    place: torch_distributed_private.Place | None = None,
 ) -> torch.Tensor:
     """The value of ``tensor`` as a CPU tensor of its shape and dtype, without gradient history.
 

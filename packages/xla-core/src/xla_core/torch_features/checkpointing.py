@@ -10,7 +10,7 @@ alive from the first computation to the second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final, Literal
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -32,6 +32,9 @@ _READERS: Final = frozenset((
     torch.Tensor.mT.__get__, torch.Tensor.T.__get__, torch.t, torch.transpose,
 ))  # fmt: skip
 """Functions that get a weight behind the barrier. Others get the weight itself, as some look it up by identity."""
+
+_States = dict[Literal["cpu"] | int, torch.Tensor | int]
+"""Random states of the CPU, and of ``xla`` devices by their indices."""
 
 
 def _is_xla(value: object) -> bool:
@@ -108,7 +111,7 @@ def _behind_barrier(
     return changed[: len(inputs)], changed[len(inputs) :]
 
 
-def _random_states(args: Operands) -> dict[Any, Any]:
+def _random_states(args: Operands) -> _States:
     """The random state of the CPU and of each ``xla`` device among the arguments."""
     devices = {t.device.index for t in tensor_trees.collect(list(args), _is_xla)}
     return {
@@ -117,13 +120,13 @@ def _random_states(args: Operands) -> dict[Any, Any]:
     }
 
 
-def get_device_states(*args: object) -> tuple[list[torch.device], list[Any]]:
+def get_device_states(*args: object) -> tuple[list[torch.device], list[int]]:
     """The ``xla`` devices of the tensors among ``args``, and the random state of each."""
     devices = {t.device.index: t.device for t in tensor_trees.collect(list(args), _is_xla)}
     return list(devices.values()), [random_state.get_state(index) for index in devices]
 
 
-def set_device_states(devices: list[torch.device], states: list[Any]) -> None:
+def set_device_states(devices: list[torch.device], states: list[int]) -> None:
     """Set the random state of each of ``devices`` to that in ``states``, from ``get_device_states``."""
     for device, state in zip(devices, states, strict=True):
         random_state.set_state(state, device.index)
@@ -132,7 +135,7 @@ def set_device_states(devices: list[torch.device], states: list[Any]) -> None:
 class _RandomStates:
     """A block with the given random states; the former ones are restored afterwards."""
 
-    def __init__(self, states: dict[Any, Any]) -> None:
+    def __init__(self, states: _States) -> None:
         self._wanted = states
 
     def __enter__(self) -> None:
@@ -146,7 +149,7 @@ class _RandomStates:
         self._set(self._former)
 
     @staticmethod
-    def _set(states: dict[Any, Any]) -> None:
+    def _set(states: _States) -> None:
         for place, state in states.items():
             if place == "cpu":
                 torch.set_rng_state(state)
@@ -158,7 +161,7 @@ def _autocast_state() -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
 
 
-def _autocast(state: tuple[bool, torch.dtype]) -> Any:
+def _autocast(state: tuple[bool, torch.dtype]) -> torch.autocast:
     return torch.autocast("xla", enabled=state[0], dtype=state[1])
 
 
@@ -181,7 +184,7 @@ def checkpoint(
     return CheckpointFunction.apply(function, preserve, *args)
 
 
-def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[..., Any]:
+def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[..., Tree]:
     """A function that calls ``function``; from its second call on with the tensors behind a barrier."""
     calls = [0]
 

@@ -10,8 +10,8 @@ import dataclasses
 import json
 import re
 import uuid
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import torch
 
@@ -147,7 +147,9 @@ def serialize_composite_attr(
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in items)  # type: ignore[misc]
 
 
-def deserialize_composite_attr(attr: Any) -> dict[str, Attribute] | None:
+def deserialize_composite_attr(
+    attr: Iterable[tuple[str, Attribute]] | None,
+) -> dict[str, Attribute] | None:
     """The attributes of the pairs that ``serialize_composite_attr`` returned."""
     if attr is None:
         return None

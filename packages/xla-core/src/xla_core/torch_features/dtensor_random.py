@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from xla_core.execution import runtime
 from xla_core.execution.generator import of_cpu
 from xla_core.recording import random_state
+from xla_core.torch_bridge.operands import TorchObject
 
 
 class ShardedNumbers:
@@ -27,7 +27,7 @@ class ShardedNumbers:
 
     @contextlib.contextmanager
     def _distribute_region(
-        self, spec: Any, generator: torch.Generator | None = None
+        self, spec: TorchObject, generator: torch.Generator | None = None
     ) -> Iterator[None]:
         """A block that draws the numbers of this process's shard; it advances the state of each process by one."""
         if spec.mesh.device_type != "xla" or not self.distribute_region_enabled:
@@ -50,7 +50,7 @@ class ShardedNumbers:
             random_state.set_state(after, device)
 
 
-def _of_the_first(mesh: Any, state: int) -> int:
+def _of_the_first(mesh: torch.distributed.DeviceMesh, state: int) -> int:
     """The random state of the first process of ``mesh``, where this process's is ``state``."""
     shared = torch.tensor([state])
     for dim in range(mesh.ndim):
@@ -59,7 +59,7 @@ def _of_the_first(mesh: Any, state: int) -> int:
     return int(shared)
 
 
-def _shard(spec: Any) -> int:
+def _shard(spec: TorchObject) -> int:
     """The number of this process's shard among the different shards of a DTensor."""
     number = 0
     for dim, placement in enumerate(spec.placements):

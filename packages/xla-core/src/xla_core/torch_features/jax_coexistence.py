@@ -14,11 +14,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Final
+from typing import Final, ParamSpec, TypeVar
 
 import jax
 
 from xla_core.execution import runtime
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Otherwise libtpu starts a client of its own for slices that are connected by the data center's network.
 _SKIP_VARIABLE: Final = "SKIP_MEGASCALE_PJRT_CLIENT"
@@ -75,11 +78,11 @@ def jax_env_context() -> Iterator[None]:
                     os.environ[_SKIP_VARIABLE] = _Blocks.former
 
 
-def requires_jax(func: Callable[..., object]) -> Callable[..., Any]:
+def requires_jax(func: Callable[_P, _R]) -> Callable[_P, _R]:
     """A decorator for functions that use jax: the device client is started before they run."""
 
     @functools.wraps(func)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         jax_import_guard()
         with jax_env_context():
             return func(*args, **kwargs)

@@ -21,7 +21,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.storage import TypedStorage
@@ -32,7 +32,7 @@ from xla_core.recording import tensor_trees
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, set_handler
 from xla_core.support import atomic_file
-from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands, TorchObject, Tree
 from xla_core.torch_bridge.torch_private import release_free_memory
 
 MSG_NO_PART: Final = (
@@ -113,11 +113,11 @@ class _Pickler(pickle.Pickler):
     Tensors that show the same storage through the same views are written once, and share memory when loaded.
     """
 
-    def __init__(self, *args: Operand, **kwargs: Any) -> None:
+    def __init__(self, *args: TorchObject, **kwargs: TorchObject) -> None:
         super().__init__(*args, **kwargs)
         self._known: dict[tuple[Storage, View | None], TypedStorage] = {}
 
-    def reducer_override(self, obj: object) -> Any:
+    def reducer_override(self, obj: object) -> tuple[Callable[..., object], tuple[object, ...]]:
         if not isinstance(obj, XLATensor):
             return NotImplemented
         if getattr(obj, "_is_param", False):
@@ -169,7 +169,7 @@ class TensorReference:
 TensorReference.__module__ = "torch_xla.utils.serialization"
 
 
-def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
+def load(path: str | os.PathLike[str], weights_only: bool = True) -> Tree:
     """Load a file of ``save``, or of torch_xla 2.9's ``xser.save``, with CPU tensors.
 
     With ``weights_only`` (default: True) it refuses files that contain other objects than tensors and plain

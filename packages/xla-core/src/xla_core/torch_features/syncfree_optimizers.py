@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-Closure = Callable[[], Any] | None
+from xla_core.torch_bridge.operands import Tree
+
+Closure = Callable[[], Tree] | None
 Tensors: TypeAlias = Sequence[torch.Tensor]
 FoundInf: TypeAlias = torch.Tensor | float | None
 
@@ -20,13 +22,13 @@ FoundInf: TypeAlias = torch.Tensor | float | None
 class _Fused:
     """Takes the arguments of PyTorch's optimizers, with ``fused=True`` as default."""
 
-    param_groups: list[dict[str, Any]]
+    param_groups: list[dict[str, Tree]]
     found_inf: torch.Tensor
 
     def __init__(self, params: object, *args: object, **kwargs: object) -> None:
         super().__init__(params, *args, **{"fused": True, **kwargs})  # type: ignore[call-arg]
 
-    def _step(self, step: Callable[..., object], closure: Closure, found_inf: FoundInf) -> Any:
+    def _step(self, step: Callable[..., object], closure: Closure, found_inf: FoundInf) -> Tree:
         # the base class's step without its wrappers: hooks run around our step
         plain = inspect.unwrap(step)
         with torch.no_grad():
@@ -48,7 +50,7 @@ class _Fused:
 class SGD(_Fused, torch.optim.SGD):
     """``torch.optim.SGD`` whose ``step`` takes ``found_inf``."""
 
-    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Tree:  # type: ignore[override]
         """One step; where ``found_inf`` (a number, or a tensor of one element) is 1, nothing changes."""
         return self._step(torch.optim.SGD.step, closure, found_inf)
 
@@ -56,7 +58,7 @@ class SGD(_Fused, torch.optim.SGD):
 class Adam(_Fused, torch.optim.Adam):
     """``torch.optim.Adam`` whose ``step`` takes ``found_inf``."""
 
-    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Tree:  # type: ignore[override]
         """One step; where ``found_inf`` (a number, or a tensor of one element) is 1, nothing changes."""
         return self._step(torch.optim.Adam.step, closure, found_inf)
 
@@ -64,7 +66,7 @@ class Adam(_Fused, torch.optim.Adam):
 class AdamW(_Fused, torch.optim.AdamW):
     """``torch.optim.AdamW`` whose ``step`` takes ``found_inf``."""
 
-    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Tree:  # type: ignore[override]
         """One step; where ``found_inf`` (a number, or a tensor of one element) is 1, nothing changes."""
         return self._step(torch.optim.AdamW.step, closure, found_inf)
 

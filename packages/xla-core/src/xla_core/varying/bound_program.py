@@ -7,17 +7,19 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from xla_core.compilation import disk_cache, program_identity, stored_programs
 from xla_core.compilation.build_program import compile_program
 from xla_core.compilation.disk_cache import CacheKey
 from xla_core.compilation.program_table import execution
-from xla_core.contract.device_protocol import ArraySpec, Executable, Program
+from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Program
 from xla_core.jax_bridge import symbolic_sizes
+from xla_core.jax_bridge.traced_values import JaxObject, Size, TracedValue
 from xla_core.lowering.replay import needed_entries
 from xla_core.lowering.step_program import StepLowering, input_specs
 from xla_core.operators.lowering_registry import Rule
@@ -25,6 +27,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, inputs_of, operations_of
 from xla_core.recording.evictable import Kept
 from xla_core.recording.program_layout import Layout
+from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, indivisible
 from xla_core.torch_bridge.op_library import MARK
@@ -74,10 +77,10 @@ class BoundProgram(Kept):
     lows: tuple[int, ...]
     limits: tuple[int, ...]
     inputs: tuple[tuple[int, ...] | None, ...]
-    outputs: tuple[tuple[Any, ...] | None, ...]
+    outputs: tuple[tuple[Size, ...] | None, ...]
     aliases: tuple[tuple[int, int], ...]
     differences: tuple[object, ...]
-    sizes: tuple[Any, ...]
+    sizes: tuple[Size, ...]
     from_cache: bool
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ class BoundProgram(Kept):
         )
 
 
-def named(lengths: Sequence[Any]) -> dict[str, Any]:
+def named(lengths: Sequence[Size]) -> dict[str, Size]:
     """Lengths by their names in symbolic sizes."""
     return {f"L{number}": length for number, length in enumerate(lengths)}
 
@@ -114,7 +117,7 @@ def _number(size: object, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
-def narrowed(between: Range, lengths: Sequence[int], difference: Any) -> Range | None:
+def narrowed(between: Range, lengths: Sequence[int], difference: Size) -> Range | None:
     """The largest part of ``between`` around these lengths in which ``difference`` keeps its sign.
 
     ``difference`` is what ``symbolic_sizes.undecided`` returned. None if it does not depend on exactly one length.
@@ -161,7 +164,7 @@ def build(
     key, differences_key = lowering.cache_keys()
     client = step.trace.backend.client
     differences = _stored_differences(differences_key)
-    executable: Any = None
+    executable: JaxObject = None
     if differences is not None:
         executable = stored_programs.load(client, key, name, step.layout.placement)
     from_cache = executable is not None
@@ -195,7 +198,7 @@ def _store_differences(key: CacheKey | None, differences: Sequence[object]) -> N
         stored.put(key, json.dumps(list(map(str, differences))).encode())
 
 
-def _stored_differences(key: CacheKey | None) -> tuple[Any, ...] | None:
+def _stored_differences(key: CacheKey | None) -> tuple[Size, ...] | None:
     """For which lengths a stored program is not valid; None if there is no such program."""
     stored = disk_cache.current()
     payload = None if stored is None or key is None else stored.get(key)
@@ -288,7 +291,7 @@ class _BoundLowering:
         outputs = map(_with_shape, lowering.output_specs(), self.output_shapes)
         return lowering, tuple(inputs), tuple(outputs)
 
-    def _run(self, *arrays: Any) -> tuple[Any, ...]:
+    def _run(self, *arrays: TracedValue) -> tuple[TracedValue, ...]:
         *rest, lengths = arrays
         last = self.step.entries[-1]
         ints = rest.pop() if last.ints else None
@@ -318,7 +321,7 @@ def _entering(frame: Frame, array: object, sizes: tuple[object, ...]) -> Padded:
     return Padded(array, dims)
 
 
-def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> Any:
+def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> TracedValue:
     """The array of a result in the shape of its buffer, its elements side by side along each dimension."""
     if isinstance(value, Padded):
         for axis in range(len(value.dims)):
@@ -331,7 +334,7 @@ def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> Any:
 
 def _symbolic_numbers(
     fitted: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
-) -> list[Any]:
+) -> list[Size]:
     """The step's numbers for symbolic lengths from ``lows`` to ``limits``, with all sizes at least ``LEAST``."""
     names = list(named(limits))
     constraints = [f"{name} >= {low}" for name, low in zip(names, lows, strict=True)]
@@ -345,7 +348,7 @@ def _symbolic_numbers(
     return list(fitted.predicted(symbolic_sizes.symbols(names, constraints)))
 
 
-def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:
+def _sizes(meta: TensorMeta | None) -> tuple[Size, ...] | None:
     """The sizes of a value if it varies, else None."""
     assert meta is not None
     return meta.shape if any(map(symbolic_sizes.is_symbolic, meta.shape)) else None
@@ -357,7 +360,7 @@ def _shape(places: Callable[[object], int], meta: TensorMeta | None) -> tuple[in
     return None if sizes is None else tuple(map(places, sizes))
 
 
-def _places(frame: Frame, lengths: Iterable[tuple[Any, int, int]], size: Any) -> int:
+def _places(frame: Frame, lengths: Iterable[tuple[Size, int, int]], size: Size) -> int:
     """The number of places for a size in a buffer; ``lengths`` has each length with its limit and room."""
     for length, limit, more in lengths:
         difference = size - length
@@ -391,7 +394,11 @@ class VaryingExecutable:
     )
 
     def __init__(
-        self, bound: BoundProgram, lengths: tuple[int, ...], flags: Sequence[bool], backend: Any
+        self,
+        bound: BoundProgram,
+        lengths: tuple[int, ...],
+        flags: Sequence[bool],
+        backend: Backend,
     ) -> None:
         self.program_name = bound.program.name
         self.ran: Callable[[], None] | None = None
@@ -404,17 +411,17 @@ class VaryingExecutable:
             None if shape == tuple(spec.shape) else shape
             for shape, spec in zip(shapes, bound.program.outputs, strict=True)
         )
-        self._numbers: Any = None
+        self._numbers: Buffer | None = None
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run and return its results; varying ones are padded to the bound."""
-        results: list[Any] = []
+        results: list[Buffer] = []
         indivisible.do(self.deferred(arguments, results))
         return results
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], known: bool = False
-    ) -> Iterable[Any]:
+        self, arguments: Sequence[Buffer], results: list[Buffer], known: bool = False
+    ) -> Iterable[object]:
         """Like ``execute``, but runs when the iterable is consumed, and appends the results to ``results``."""
         if self.ran is not None:
             self.ran()
@@ -431,7 +438,7 @@ class VaryingExecutable:
         given = [*varying, *exact[len(shapes) :], self._numbers]
         if not any(shape is not None for shape in self._shapes):
             return execution(self._bound.executable, given, results)
-        raw: list[Any] = []
+        raw: list[Array] = []
         run = execution(self._bound.executable, given, raw)
         padded = {
             position: PaddedBuffer(shape, self._client, self._placement)
@@ -441,10 +448,10 @@ class VaryingExecutable:
         # no Python function may run from here on: donated values now exist only in the results
         arrays = map(raw.__getitem__, padded)
         filled = indivisible.storing_each("array", [*padded.values()], arrays)
-        values = map(padded.get, range(len(self._shapes)), raw)
+        values: Iterable[Array] = map(padded.get, range(len(self._shapes)), raw)
         return itertools.chain(run, filled, map(results.append, values))
 
-    def _padded(self, buffer: object, shape: tuple[int, ...]) -> Any:
+    def _padded(self, buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
         """A value in a buffer of ``shape``: its own buffer if that has the shape, else a copy made on the host."""
         whole = whole_buffer(buffer)
         if whole.shape == shape:
@@ -452,7 +459,7 @@ class VaryingExecutable:
         counters.increment(PADDED_ON_HOST)
         return self._client.put(with_padding(self._on_host(buffer), shape), self._placement)
 
-    def _on_host(self, buffer: object) -> np.ndarray:
+    def _on_host(self, buffer: Buffer) -> np.ndarray:
         if isinstance(buffer, PaddedBuffer):
             return buffer.on_host()
         return np.asarray(self._client.get(buffer))

@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from xla_core.jax_bridge.symbolic_sizes import floored
+from xla_core.jax_bridge.traced_values import Size
 from xla_core.varying import strided_sizes
 from xla_core.varying.limits import NEAR
-from xla_core.varying.strided_sizes import Floor, product
+from xla_core.varying.strided_sizes import Explained, Floor, product
 
 # Lengths are searched for among this many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
@@ -51,13 +52,13 @@ class Fit:
         lengths = tuple(int(numbers[position]) for position in self.lengths)
         return lengths if np.array_equal(self.predicted(lengths), numbers) else None
 
-    def predicted(self, lengths: Sequence[Any]) -> np.ndarray:
+    def predicted(self, lengths: Sequence[Size]) -> np.ndarray:
         """The numbers of a step of these lengths; an array of objects if the lengths are symbolic."""
         plain = all(isinstance(length, int) for length in lengths)
         numbers = self.constants.astype(np.int64 if plain else object)
         behind = [floored(lengths[f.which] + f.added, f.divisor) for f in self.floors]
         lengths = [*lengths, *behind]
-        known: dict[tuple[Term, ...], Any] = {}
+        known: dict[tuple[Term, ...], Size] = {}
         for position, terms in self.terms.items():
             if terms not in known:
                 known[terms] = sum(factor * product(lengths, which) for factor, which in terms)
@@ -148,7 +149,7 @@ def _strided(
     chosen: tuple[int, ...],
     sizes: Collection[bytes],
     possible: Mapping[bytes, int],
-) -> tuple[tuple[int, ...], tuple[Any, tuple[Floor, ...]]] | None:
+) -> tuple[tuple[int, ...], tuple[list[Explained], tuple[Floor, ...]]] | None:
     """The lengths, and the terms of each column, if there are sizes behind strides; None if no lengths fit.
 
     The lengths are ``chosen``, and if need be one of the ``possible`` columns that these do not explain.

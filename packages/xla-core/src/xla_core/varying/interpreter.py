@@ -7,7 +7,7 @@ primitive there is no program for a bound. The results of every rule are compare
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from jax import lax
@@ -15,17 +15,19 @@ from jax import lax
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import JaxObject, TracedValue
 from xla_core.varying.padded import (
     Dim,
     Frame,
     NotCoveredError,
     Padded,
+    Value,
     as_padded,
     dim_of,
     unwrapped,
 )
 
-PaddingRule: TypeAlias = Callable[[Frame, Any, list[Padded]], Sequence[Padded]]
+PaddingRule: TypeAlias = Callable[[Frame, Equation, list[Padded]], Sequence[Padded]]
 
 _RULES: Final[dict[str, PaddingRule]] = {}
 # Calls of functions, by the name of the parameter that has the function.
@@ -64,15 +66,17 @@ def covered() -> frozenset[str]:
     return frozenset(_RULES) | frozenset(_CALLS)
 
 
-def run(frame: Frame, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def run(
+    frame: Frame, jaxpr: JaxObject, consts: Sequence[TracedValue], values: Sequence[Value]
+) -> list[Value]:
     """The results of a jaxpr with symbolic sizes; varying values are ``Padded``, others plain arrays.
 
     Raises NotCoveredError if a primitive with a varying operand or result has no rule.
     """
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known: dict[JaxObject, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, values, strict=True))
 
-    def read(variable: Any) -> Any:
+    def read(variable: JaxObject) -> Value:
         if hasattr(variable, "val"):
             return np.asarray(variable.val, variable.aval.dtype)
         return known[variable]
@@ -84,7 +88,7 @@ def run(frame: Frame, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) 
     return list(map(read, jaxpr.outvars))
 
 
-def _equation(frame: Frame, equation: Equation, given: list[Any]) -> Sequence[Any]:
+def _equation(frame: Frame, equation: Equation, given: list[Value]) -> Sequence[Value]:
     name = equation.primitive.name
     if not any(isinstance(value, Padded) for value in given) and not _has_symbols(equation):
         return _bound(equation, given)
@@ -101,17 +105,17 @@ def _equation(frame: Frame, equation: Equation, given: list[Any]) -> Sequence[An
     return list(map(unwrapped, results))
 
 
-def _bound(equation: Equation, given: list[Any]) -> Sequence[Any]:
+def _bound(equation: Equation, given: list[TracedValue]) -> Sequence[TracedValue]:
     results = symbolic_sizes.bind_again(equation, given)
     return results if equation.primitive.multiple_results else [results]
 
 
-def bind(equation: Equation, *arrays: Any, **changed: Any) -> Any:
+def bind(equation: Equation, *arrays: TracedValue, **changed: object) -> TracedValue:
     """The equation's primitive applied to other arrays, with ``changed`` among its parameters."""
     return equation.primitive.bind(*arrays, **{**equation.params, **changed})
 
 
-def _check(frame: Frame, name: str, result: Padded, aval: Any) -> None:
+def _check(frame: Frame, name: str, result: Padded, aval: JaxObject) -> None:
     if tuple(result.sizes) != tuple(aval.shape):
         raise NotCoveredError(
             MSG_SIZES.format(primitive=name, given=result.sizes, promised=aval.shape)
@@ -128,8 +132,8 @@ def cond(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
     index, *operands = values
     dims = [tuple(map(dim_of, variable.aval.shape)) for variable in equation.outvars]
 
-    def branch(closed: Any) -> Callable[..., list[Any]]:
-        def function(*arrays: Any) -> list[Any]:
+    def branch(closed: JaxObject) -> Callable[..., list[TracedValue]]:
+        def function(*arrays: TracedValue) -> list[TracedValue]:
             given = [unwrapped(v.with_array(a)) for v, a in zip(operands, arrays, strict=True)]
             within = frame.inside()
             results = run(within, closed.jaxpr, closed.consts, given)
@@ -155,7 +159,7 @@ def _has_symbols(equation: Equation) -> bool:
     return any(map(is_symbolic, sizes)) or _mentions(equation.params.values())
 
 
-def _mentions(values: Iterable[Any]) -> bool:
+def _mentions(values: Iterable[object]) -> bool:
     for value in values:
         if is_symbolic(value):
             return True

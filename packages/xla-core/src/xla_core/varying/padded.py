@@ -12,16 +12,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import Size, TracedValue
 
-Factors: TypeAlias = tuple[Any, ...]
+Factors: TypeAlias = tuple[Size, ...]
 
 
 class NotCoveredError(NotImplementedError):
@@ -43,9 +44,9 @@ class Dim:
     uniform: bool = False
 
     @property
-    def size(self) -> Any:
+    def size(self) -> Size:
         """The number of elements along it."""
-        size: Any = 1
+        size: Size = 1
         for factor in self.factors:
             size = size * factor
         return size
@@ -56,7 +57,7 @@ class Dim:
         return any(map(is_symbolic, self.factors))
 
 
-def dim_of(size: Any) -> Dim:
+def dim_of(size: Size) -> Dim:
     """A dimension whose elements lie side by side, followed by the padding."""
     return Dim(_merged((size,)))
 
@@ -66,8 +67,8 @@ def dim_of_factors(factors: Sequence[object]) -> Dim:
     return Dim(_merged(factors))
 
 
-def _merged(factors: Sequence[Any]) -> Factors:
-    merged: list[Any] = []
+def _merged(factors: Sequence[Size]) -> Factors:
+    merged: list[Size] = []
     for factor in factors:
         if is_symbolic(factor):
             merged.append(factor)
@@ -83,11 +84,11 @@ def _merged(factors: Sequence[Any]) -> Factors:
 class Padded:
     """A value: an array with padding, and its dimensions."""
 
-    array: Any
+    array: TracedValue
     dims: tuple[Dim, ...]
 
     @property
-    def sizes(self) -> tuple[Any, ...]:
+    def sizes(self) -> tuple[Size, ...]:
         """The number of elements along each dimension."""
         return tuple(dim.size for dim in self.dims)
 
@@ -101,14 +102,18 @@ class Padded:
         return Padded(array, self.dims)
 
 
-def as_padded(value: Any) -> Padded:
+Value: TypeAlias = TracedValue | Padded
+"""A value that may vary: ``Padded`` if it does, else a plain array."""
+
+
+def as_padded(value: Value) -> Padded:
     """``value``; an array of fixed shape becomes a ``Padded`` value without padding."""
     if isinstance(value, Padded):
         return value
     return Padded(value, tuple(map(dim_of, np.shape(value))))
 
 
-def unwrapped(value: Padded) -> Any:
+def unwrapped(value: Padded) -> Value:
     """The array itself if nothing varies, else the value."""
     return value if value.varies else value.array
 
@@ -119,10 +124,10 @@ class Frame:
     ``lengths`` are jax integers by name. The methods take and return ``Padded`` values.
     """
 
-    def __init__(self, lengths: Mapping[str, Any]) -> None:
+    def __init__(self, lengths: Mapping[str, Size]) -> None:
         self.lengths = dict(lengths)
-        self._bounds: dict[Any, int] = {}
-        self._numbers: dict[Any, Any] = {}
+        self._bounds: dict[Size, int] = {}
+        self._numbers: dict[Size, Size] = {}
 
     def inside(self) -> Frame:
         """A frame of the same lengths for the body of an inner function: its traced values must not leave it."""
@@ -130,7 +135,7 @@ class Frame:
 
     # -- sizes ---------------------------------------------------------------------------------
 
-    def bound(self, size: Any) -> int:
+    def bound(self, size: Size) -> int:
         """The largest value of a size."""
         if not is_symbolic(size):
             return int(size)
@@ -150,7 +155,7 @@ class Frame:
         """The shape of an array with these dimensions."""
         return tuple(map(self.places, dims))
 
-    def number(self, size: Any) -> Any:
+    def number(self, size: Size) -> Size:
         """The value of a size in this run: a number, or a 32-bit jax integer."""
         if not is_symbolic(size):
             return int(size)
@@ -164,7 +169,7 @@ class Frame:
 
     # -- places --------------------------------------------------------------------------------
 
-    def valid(self, dim: Dim) -> Any:
+    def valid(self, dim: Dim) -> Array | None:
         """For each place along a dimension, whether it holds an element; None if all do."""
         if dim.uniform or not dim.varies:
             return None
@@ -184,7 +189,7 @@ class Frame:
             number = number * self.number(factor) + lax.broadcasted_iota(np.int32, shape, axis)
         return number.reshape(-1)
 
-    def places_of(self, numbers: Any, dim: Dim) -> object:
+    def places_of(self, numbers: Array, dim: Dim) -> object:
         """The places of the elements with these ``numbers`` along a dimension."""
         place, stride = jnp.zeros_like(numbers), 1
         for position in range(len(dim.factors) - 1, -1, -1):
@@ -225,7 +230,7 @@ class Frame:
         """The same value with a place for each element along ``axis``, also if it was uniform."""
         return self.plain(value, axis) if value.dims[axis].uniform else value
 
-    def masked(self, value: Padded, axes: Sequence[int], fill: Any) -> Padded:
+    def masked(self, value: Padded, axes: Sequence[int], fill: TracedValue) -> Padded:
         """The same value with ``fill`` in the padding along ``axes``, none of which stays uniform."""
         for axis in axes:
             value = self.spread(value, axis)
@@ -238,7 +243,7 @@ class Frame:
                 value = value.with_array(lax.select(mask, value.array, filling))
         return value
 
-    def grown(self, value: Padded, axis: int, places: int) -> Any:
+    def grown(self, value: Padded, axis: int, places: int) -> TracedValue:
         """The array with at least this many places along ``axis``."""
         missing = places - value.array.shape[axis]
         if missing <= 0:
@@ -247,7 +252,7 @@ class Frame:
         widths[axis] = (0, missing, 0)
         return lax.pad(value.array, np.zeros((), value.array.dtype), widths)
 
-    def cut(self, array: Any, axis: int, places: int) -> Any:
+    def cut(self, array: TracedValue, axis: int, places: int) -> TracedValue:
         """The array's first places along ``axis``; it is extended if it has fewer."""
         grown = self.grown(as_padded(array), axis, places)
         if grown.shape[axis] == places:
@@ -281,7 +286,7 @@ def common_dims(values: Sequence[Padded]) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-def _repeated(array: Any, axis: int, places: int) -> object:
+def _repeated(array: TracedValue, axis: int, places: int) -> object:
     shape = list(array.shape)
     shape[axis] = places
     return jnp.broadcast_to(array, shape)

@@ -7,11 +7,13 @@ that knows nothing of padding asks for the exact buffer (``exact_buffer``), whic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from jax import Array
 
-from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.contract.device_protocol import Buffer, DeviceClient, Executable, Placement
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.support import counters
 
 PADDED_ON_HOST: Final = "VaryingShapesPaddedOnHost"
@@ -34,20 +36,24 @@ class PaddedBuffer:
     __slots__ = ("__weakref__", "_client", "_exact", "_placement", "array", "shape")
 
     def __init__(
-        self, shape: tuple[int, ...], client: DeviceClient, placement: Placement, array: Any = None
+        self,
+        shape: tuple[int, ...],
+        client: DeviceClient,
+        placement: Placement,
+        array: Array | None = None,
     ) -> None:
         _living.add(id(self))
-        self.array = array
+        self.array: Array = array
         self.shape = shape
         self._client = client
         self._placement = placement
-        self._exact: object = None
+        self._exact: Buffer | None = None
 
     def __del__(self) -> None:
         _living.discard(id(self))
 
     @property
-    def sharding(self) -> Any:
+    def sharding(self) -> JaxObject:
         """Where the array lies."""
         return self.array.sharding
 
@@ -63,7 +69,7 @@ class PaddedBuffer:
         """The value on the host; waits until it is computed."""
         return self.cut(np.asarray(self._client.get(self.array)))
 
-    def exact(self, taken: bool = False) -> object:
+    def exact(self, taken: bool = False) -> Buffer:
         """A buffer of the value without padding, made at the first call.
 
         If ``taken`` (default: False), the caller owns it, and the next call makes another one.
@@ -86,17 +92,19 @@ def any_padded() -> bool:
     return bool(_living)
 
 
-def exact_buffer(buffer: object) -> Any:
+def exact_buffer(buffer: Array) -> Buffer:
     """``buffer``, without padding."""
     return buffer.exact() if type(buffer) is PaddedBuffer else buffer
 
 
-def whole_buffer(buffer: Any) -> Any:
+def whole_buffer(buffer: Array) -> Array:
     """The client's buffer that contains the value, with its padding."""
     return buffer.array if type(buffer) is PaddedBuffer else buffer
 
 
-def arguments_for(executable: Any, arguments: list[Any], donated: Sequence[int]) -> list[Any]:
+def arguments_for(
+    executable: Executable, arguments: list[Buffer], donated: Sequence[int]
+) -> list[Buffer]:
     """``arguments`` as ``executable`` takes them: without padding, unless it accepts padded ones.
 
     ``donated`` are the positions of those whose memory it takes.
@@ -107,8 +115,8 @@ def arguments_for(executable: Any, arguments: list[Any], donated: Sequence[int])
 
 
 def exact_arguments(
-    arguments: Sequence[Any], donated: Sequence[int], shapes: Sequence[object] = ()
-) -> list[Any]:
+    arguments: Sequence[Array], donated: Sequence[int], shapes: Sequence[object] = ()
+) -> list[Array]:
     """``arguments`` without padding, except those with a shape in ``shapes``, which may stay padded.
 
     The shape is None for an argument that must be cut. ``donated`` are the positions of those whose memory is

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from xla_core.jax_bridge.pallas_kernels import expanded
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.program_failures import place_of
 from xla_core.operators.run_rule import LoweringError
 from xla_core.varying import interpreter
-from xla_core.varying.padded import Frame, NotCoveredError, Padded
+from xla_core.varying.padded import Frame, NotCoveredError, Padded, Value
 from xla_core.varying.skeletons import VaryingPart
 
 MSG_OPERATOR = "{operator}{place}: {reason}"
@@ -23,20 +22,20 @@ class VaryingScope:
     ``floats`` and ``ints`` are the vectors of lifted numbers, or None.
     """
 
-    def __init__(self, frame: Frame, floats: Any, ints: Any) -> None:
+    def __init__(self, frame: Frame, floats: jax.Array | None, ints: jax.Array | None) -> None:
         self.frame = frame
         self.vectors = (floats, ints)
         self.plain = Scope({}, Lifted(floats, ints))
         self.padded: dict[int, Padded] = {}
 
-    def give(self, vid: int, value: Any) -> None:
+    def give(self, vid: int, value: Value) -> None:
         """Keep a value: an array, or a ``Padded`` one."""
         if isinstance(value, Padded):
             self.padded[vid] = value
         else:
             self.plain[vid] = value
 
-    def __getitem__(self, vid: int) -> Any:
+    def __getitem__(self, vid: int) -> Value:
         padded = self.padded.get(vid)
         return self.plain[vid] if padded is None else padded
 
@@ -62,7 +61,9 @@ class VaryingScope:
         values = [self[vid] for vid in vids]
         wanted = [v for v, m in zip(part.results(), part.metas(), strict=True) if m is not None]
 
-        def function(floats: Any, ints: Any, *arrays: Any) -> list[Any]:
+        def function(
+            floats: jax.Array | None, ints: jax.Array | None, *arrays: TracedValue
+        ) -> list[TracedValue]:
             scope = Scope({}, Lifted(floats, ints))
             scope.update(zip(vids, arrays, strict=True))
             scope.compute(part)
@@ -75,7 +76,7 @@ class VaryingScope:
         return list(zip(wanted, results, strict=True))
 
 
-def _struct(value: Any) -> jax.ShapeDtypeStruct:
+def _struct(value: Value) -> jax.ShapeDtypeStruct:
     if isinstance(value, Padded):
         return jax.ShapeDtypeStruct(value.sizes, value.array.dtype)
     return jax.ShapeDtypeStruct(value.shape, value.dtype)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import Size
 from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta, unshared_meta
 from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.step_key import Lift, Ref, references
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
 class _Number:
@@ -52,7 +54,7 @@ def wiped(entries: Sequence[Entry]) -> Wiped:
     flags: list[bool] = []
     lines = []
     for entry in entries:
-        line: tuple[Any, ...] = ()
+        line: tuple[object, ...] = ()
         if isinstance(entry, Operation):
             named = tuple((name, _wipe(a, numbers)) for name, a in entry.kwargs.items())
             args = entry.args
@@ -99,7 +101,7 @@ def _wipe(operand: object, numbers: list[int]) -> Hashable:
     return type(operand), repr(operand)  # which tells 0.0 from -0.0, and finds NaN equal to NaN
 
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments: TypeAlias = tuple[Operands, NamedOperands]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def filled(entries: Sequence[Entry], numbers: Sequence[object]) -> Filled:
     metas: dict[int, TensorMeta | None] = {}
     parts = []
     for entry in entries:
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        arguments: Arguments = ((), {})
         if isinstance(entry, Operation):
             named = {name: _fill(a, rest, metas) for name, a in entry.kwargs.items()}
             args = entry.args
@@ -188,7 +190,7 @@ def _word(operand: object) -> str:
     return f"{type(operand).__name__} {operand!r}"
 
 
-def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]) -> object:
+def _fill(operand: Operand, rest: Iterator[object], metas: dict[int, TensorMeta | None]) -> object:
     if type(operand) is int:
         return next(rest)
     if isinstance(operand, Ref):
@@ -200,13 +202,13 @@ def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]
     return operand
 
 
-def _meta(meta: TensorMeta, rest: Iterator[Any]) -> TensorMeta:
+def _meta(meta: TensorMeta, rest: Iterator[Size]) -> TensorMeta:
     shape = tuple(next(rest) for _ in meta.shape)
     make = unshared_meta if any(map(is_symbolic, shape)) else tensor_meta
     return make(shape, meta.dtype)
 
 
-def _varies(arguments: Any, metas: Sequence[TensorMeta | None]) -> bool:
+def _varies(arguments: Arguments, metas: Sequence[TensorMeta | None]) -> bool:
     args, kwargs = arguments
     trees = (*args, *kwargs.values(), *(m for m in metas if m is not None))
     return any(map(_mentions_symbols, trees))

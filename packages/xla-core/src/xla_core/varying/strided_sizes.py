@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+
+from xla_core.jax_bridge.traced_values import Size
 
 LEAST_SAMPLES: Final = 4
 """This many steps are needed: among two or three, any column of numbers may be a fraction of any other."""
@@ -28,6 +30,9 @@ _MOST_FACTORS: Final = 3
 # A number is the sum of at most this many others, which are sought among this many.
 _MOST_SUMMED: Final = 6
 _MOST_SUMMANDS: Final = 12
+
+# sizes, or columns of them
+S = TypeVar("S", bound=Size)
 
 Term = tuple[int, tuple[int, ...]]
 """A factor, and the numbers of the sizes that it is multiplied with."""
@@ -53,7 +58,7 @@ class Floor(NamedTuple):
         return (most + 1) * self.divisor - 1 - self.added
 
 
-def product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
+def product(lengths: Sequence[S], which: Sequence[int]) -> S:
     """The product of the lengths with these numbers."""
     result = lengths[which[0]]
     for number in which[1:]:

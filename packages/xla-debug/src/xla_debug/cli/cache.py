@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,7 @@ _DAY: Final = 86_400.0
 _WIDTH: Final = 120  # if the output is not a terminal
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command's arguments."""
     cache = commands.add_parser("cache", help="look into a persistent compilation cache")
     actions = cache.add_subparsers(required=True, metavar="ACTION")

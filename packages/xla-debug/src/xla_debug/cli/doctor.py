@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from packaging.requirements import Requirement
 from rich.console import Console
@@ -38,7 +38,7 @@ class Check:
     mend: str = ""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command's arguments."""
     doctor = commands.add_parser("doctor", help="check the installation and the devices")
     doctor.add_argument("--no-device", action="store_true", help="do not start the device's client")

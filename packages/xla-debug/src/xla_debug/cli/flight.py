@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from xla_core.support import flight_files, flight_report
 from xla_debug.run_report import flight_page
@@ -29,7 +29,7 @@ MSG_NO_PROCESS: Final = (
 MSG_SILENT: Final = "process {pid} has written no report within {seconds:.0f} s\n"
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command's arguments."""
     flight = commands.add_parser(
         "flight", help="show what each process of a job did last, and who waits for whom"

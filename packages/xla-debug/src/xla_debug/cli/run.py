@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
@@ -19,7 +19,7 @@ from xla_debug.run_report.recorder import Recorder
 MSG_NO_SCRIPT: Final = "xla-debug run: {} is not a file; name a script, or a module with -m\n"
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command's arguments."""
     run = commands.add_parser(
         "run", help="run a script, then say where its time went and what to change first"

@@ -9,12 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Final
 
 from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame
-from xla_core.extension_api.steps import inputs_of, wanted
+from xla_core.extension_api.steps import Trace, inputs_of, wanted
 from xla_core.support import caches, counters
 from xla_debug import recompile, settings
 from xla_debug.stacks import stack_frames, sync_causes
@@ -47,7 +48,7 @@ def digest_of(program: str) -> str:
     return _digests.get(program, program.rpartition("_")[2])
 
 
-def entry_frames(start: Any = None) -> list[Frame]:
+def entry_frames(start: FrameType | None = None) -> list[Frame]:
     """The stack that led to a flush, innermost first: the called function of this project, then all its callers."""
     own: Frame | None = None
     rest: list[Frame] = []
@@ -80,7 +81,7 @@ def _reports() -> bool:
     return not runtime.started() or runtime.is_master_ordinal(local=True)
 
 
-def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int) -> list[str]:
+def _graph_lines(title: str, trace: Trace, digest: str, inputs: int, outputs: int) -> list[str]:
     cause, _ = sync_causes.current()
     frames = entry_frames()
     limit = settings.MAX_FRAME.get()
@@ -100,7 +101,7 @@ def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int)
     ]
 
 
-def on_evicted(program: Any) -> None:
+def on_evicted(program: programs.StepProgram) -> None:
     """A program was evicted: drop its digest."""
     _digests.pop(program.name, None)
 

@@ -18,9 +18,10 @@ import warnings
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from xla_core.contract import events
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_debug import settings
@@ -168,7 +169,7 @@ class _Report:
         self._parts: tuple[list[_View], list[_View]] = ([], [])
         self._order()
 
-    def take(self, what: Any, detail: Any) -> None:
+    def take(self, what: ForeignObject, detail: ForeignObject) -> None:
         """Take an item of the stream: a metric and its sample, a counter and its increment, a tally, or a reset."""
         kind = type(what)
         if kind is counters.Metric:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -61,7 +61,11 @@ def on_executed(event: events.ProgramExecuted) -> None:
 
 
 def _in_format(
-    form: str, trace: Trace, program: Any, entries: Sequence[Entry], outputs: tuple[int, ...]
+    form: str,
+    trace: Trace,
+    program: programs.StepProgram,
+    entries: Sequence[Entry],
+    outputs: tuple[int, ...],
 ) -> str:
     if form == "text":
         return graphs.graph_as_text(entries, outputs)

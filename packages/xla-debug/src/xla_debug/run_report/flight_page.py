@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.support import flight_report
 from xla_debug.run_report.html_report import page, table
 
 
-def render(report: dict[str, Any]) -> str:
+def render(report: JsonObject) -> str:
     """The whole page of a flight report."""
     processes = report["processes"]
     title = f"Flight report of job {report['job']}"
@@ -45,7 +45,7 @@ def _waits(report: dict[str, object]) -> str:
     return table(columns, rows, (0, 3, 4)) if rows else "<p>No process waits for another.</p>"
 
 
-def _processes(processes: dict[str, Any]) -> str:
+def _processes(processes: JsonObject) -> str:
     rows = []
     for number, one in processes.items():
         times = one["steps"]
@@ -67,7 +67,7 @@ def _processes(processes: dict[str, Any]) -> str:
     return table(columns, rows, (0, 2, 3, 4, 5, 6))
 
 
-def _records(one: dict[str, Any]) -> str:
+def _records(one: JsonObject) -> str:
     rows = [[_code(flight_report.record_line(record))] for record in one["records"][-40:]]
     return table(["what it did last"], rows, ())
 

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from xla_core.contract import events
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_core.extension_api import runtime
 from xla_core.extension_api.source_location import Frame
 from xla_debug import recompile
@@ -72,7 +73,7 @@ class Recorder:
         self._run = Run(None, SyncCause.SYNC, 0)
         self._size_operator = ""
         self._remove: list[Callable[[], None]] = []
-        self._loader_iter: Any = None
+        self._loader_iter: Callable[[object], Iterator[object]] | None = None
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -285,14 +286,14 @@ def _user_frame() -> Frame | None:
 class _TimedIterator:
     """An iterator that reports how long each ``next`` takes."""
 
-    def __init__(self, inner: Any, report: Callable[[int], None]) -> None:
+    def __init__(self, inner: ForeignObject, report: Callable[[int], None]) -> None:
         self._inner = inner
         self._report = report
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         # A loader may run programs (if it collates on the device). That is not waiting for data, but it is too rare
         # to be counted separately.
         started = time.perf_counter_ns()
@@ -304,5 +305,5 @@ class _TimedIterator:
     def __len__(self) -> int:
         return len(self._inner)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         return getattr(self._inner, name)

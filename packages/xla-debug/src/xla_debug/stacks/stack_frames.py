@@ -17,8 +17,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Final
 from weakref import ref
+
+from torch import nn
 
 from xla_core.extension_api import autograd
 from xla_core.extension_api.source_location import Frame, SourceLocation
@@ -148,7 +150,7 @@ class _Scopes(threading.local):
 
 _scopes = _Scopes()
 # For each module, by its id: a weak reference that removes the entry, and the names of its submodules by their ids.
-_children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
+_children: dict[int, tuple[ref[nn.Module], dict[int, str]]] = {}
 _interned: caches.Bounded[
     tuple[object, ...], tuple[tuple[Frame, ...], dict[str, SourceLocation]]
 ] = caches.Bounded("stacks", _MAX_DESCRIBED)
@@ -252,7 +254,7 @@ def _scope_of(modules: list[object]) -> str:
     return "/".join(names)
 
 
-def _names_in(parent: Any) -> dict[int, str]:
+def _names_in(parent: nn.Module) -> dict[int, str]:
     """The names of a module's submodules by their ids."""
     key = id(parent)
     entry = _children.get(key)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.operators import Operand, schema_of
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, operations_of
 
 # The number of consecutive operators that must agree for two steps to count as aligned again.
@@ -39,8 +39,8 @@ class Change:
     """An argument of an operator that differs: its name or number, and both values."""
 
     argument: str
-    old: Any
-    new: Any
+    old: Operand
+    new: Operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ def argument_changes(old: Operation, new: Operation) -> Iterator[Change]:
             yield Change(name, before, after)
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Operand, new: Operand) -> bool:
     if type(old) is not type(new):
         return False
     if isinstance(old, Ref):

@@ -7,7 +7,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -327,7 +327,7 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
     return "\n".join(blocks)
 
 
-def tensor_debug_info(tensor: Any) -> str:
+def tensor_debug_info(tensor: object) -> str:
     """The current state of a tensor as text: its device, shape, sharding, pending operation and data."""
     if not isinstance(tensor, XLATensor):
         return "Not a XLATensor\n"

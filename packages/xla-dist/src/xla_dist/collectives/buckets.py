@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ class CoalescingBuckets:
 
     def __init__(
         self,
-        func: Callable[[list[torch.Tensor], list[torch.Tensor] | None], Any],
+        func: Callable[[list[torch.Tensor], list[torch.Tensor] | None], Sequence[torch.Tensor]],
         input_list: Sequence[torch.Tensor],
         output_list: Sequence[torch.Tensor] | None = None,
         bucket_cap_mb: int = BUCKET_MB,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -36,7 +36,10 @@ def _nested(flat: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _in_groups(
-    values: Values, flat: Sequence[int], size: int, function: Callable[[list[Any], int], Any]
+    values: Values,
+    flat: Sequence[int],
+    size: int,
+    function: Callable[[list[torch.Tensor], int], torch.Tensor],
 ) -> Values:
     """Call ``function(tensors of the group, place in the group)`` for each tensor of each replica.
 
@@ -58,21 +61,21 @@ def _reduce(kind: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return functools.reduce(combine, tensors)
 
 
-def _all_reduce(values: Values, kind: str, flat: Any, size: int) -> Values:
+def _all_reduce(values: Values, kind: str, flat: Sequence[int], size: int) -> Values:
     return _in_groups(values, flat, size, lambda tensors, _: _reduce(kind, tensors))
 
 
-def _all_gather(values: Values, dim: int, flat: Any, size: int) -> Values:
+def _all_gather(values: Values, dim: int, flat: Sequence[int], size: int) -> Values:
     return _in_groups(values, flat, size, lambda tensors, _: torch.cat(tensors, dim))
 
 
-def _reduce_scatter(values: Values, kind: str, dim: int, flat: Any, size: int) -> Values:
+def _reduce_scatter(values: Values, kind: str, dim: int, flat: Sequence[int], size: int) -> Values:
     return _in_groups(
         values, flat, size, lambda tensors, place: _reduce(kind, tensors).chunk(size, dim)[place]
     )
 
 
-def _all_to_all(values: Values, split: int, concat: int, flat: Any, size: int) -> Values:
+def _all_to_all(values: Values, split: int, concat: int, flat: Sequence[int], size: int) -> Values:
     return _in_groups(
         values,
         flat,
@@ -81,12 +84,12 @@ def _all_to_all(values: Values, split: int, concat: int, flat: Any, size: int) -
     )
 
 
-def _broadcast(values: Values, root: int, flat: Any, size: int) -> Values:
+def _broadcast(values: Values, root: int, flat: Sequence[int], size: int) -> Values:
     group = next(g for g in _nested(flat, size) if root in g)
     return [values[root] if r in group else own for r, own in enumerate(values)]
 
 
-def _collective_permute(values: Values, flat: Any) -> Values:
+def _collective_permute(values: Values, flat: Sequence[int]) -> Values:
     source = {target: origin for origin, target in _nested(flat, 2)}
     return [
         [values[source[r]][0] if r in source else torch.zeros_like(own[0])]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -140,7 +140,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def reduced(
         self, name: str, tensors: Sequence[torch.Tensor], op: object, *arguments: object
-    ) -> list[Any]:
+    ) -> list[torch.Tensor]:
         """``run`` for a collective that reduces by ``op``, a ``dist.ReduceOp``, which may be ``AVG``.
 
         Raises ValueError for an operation that the backend does not have.
@@ -389,7 +389,7 @@ def _padded_groups(ranks: Sequence[int], world: int) -> tuple[list[int], int]:
 
 def _through_broadcasts(
     group: ProcessGroupXla, name: str, tensors: list[torch.Tensor], arguments: Sequence[object]
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """A collective of a group that does not divide the replicas into groups of one size, by broadcasts.
 
     XLA reduces in groups of different sizes, but moves values only between groups of one size. Our broadcast is an
@@ -461,7 +461,7 @@ def new_xla_process_group(
     backend: str | None = None,
     pg_options: object = None,
     **kwargs: object,
-) -> Any:
+) -> dist.ProcessGroup:
     """``dist.new_group`` under the name that torch_xla has for it.
 
     ``pg_options={'xla_pg_options': {'mesh': rows}}``, with a list of lists of ranks, makes each row a group of its

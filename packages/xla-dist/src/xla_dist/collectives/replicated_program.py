@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Placement
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_core.extension_api import runtime
+from xla_core.extension_api.backends import Backend
 from xla_core.extension_api.steps import Operation
 from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.job_health.collective_order import Collectives, OrderCheck, describe
@@ -60,9 +61,9 @@ class ReplicaExecutable:
         self._placement = placement
         self._device = device
         own = getattr(executable, "execute_own", None)
-        self._run: Callable[[Sequence[Any]], list[Any]] = own or self._through_arrays
+        self._run: Callable[[Sequence[Buffer]], list[Buffer]] = own or self._through_arrays
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         """The attributes of the executable: ``memory_analysis``, ``optimized_hlo`` and others."""
         return getattr(self._executable, name)
 
@@ -102,7 +103,7 @@ class ReplicaExecutable:
                     return
                 bounded_wait.wait(missing)
 
-    def _through_arrays(self, arguments: Sequence[Any]) -> list[object]:
+    def _through_arrays(self, arguments: Sequence[ForeignObject]) -> list[Buffer]:
         """Run an executable that takes arrays over all replicas.
 
         Assembles them, and returns this replica's parts.
@@ -116,7 +117,7 @@ class ReplicaExecutable:
 
 
 def replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Operation], backend: Any
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: Backend
 ) -> ReplicaExecutable:
     """This package's implementation of the hook ``xla_core_replicated_executable``."""
     del name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import Any, Final
+from typing import Final
 
 CLOSED: Final = object()
 """What ``get`` and ``take`` return once a channel is closed, or has ended and is empty."""
@@ -42,14 +42,14 @@ class Channel:
             self._condition.notify_all()
             return True
 
-    def get(self) -> Any:
+    def get(self) -> object:
         """Remove and return the next item; waits for it.
 
         ``CLOSED`` if the channel is closed, or ended and empty.
         """
         return self.take()[1]
 
-    def take(self) -> tuple[int, Any]:
+    def take(self) -> tuple[int, object]:
         """``get``, with the item's number before the item; -1 before ``CLOSED``."""
         with self._condition:
             self._condition.wait_for(

@@ -6,10 +6,11 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_core.extension_api import runtime, tensors, training
 from xla_core.extension_api.operators import Tree
 from xla_dist.data_parallel.channels import CLOSED, Channel, UserCounts
@@ -52,7 +53,7 @@ class PerDeviceQueue:
         self.queue.close()
 
 
-def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
+def _read(loader: Iterable[Tree], queues: Sequence[PerDeviceQueue]) -> None:
     """The reader thread: hands out batches in rounds of one for each device; an incomplete round is dropped."""
     try:
         batches: list[object] = []
@@ -102,9 +103,9 @@ class _Pipeline:
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Tree],
         queues: Sequence[PerDeviceQueue],
-        send: Callable[[Any, torch.device], Any],
+        send: Callable[[Tree, torch.device], Tree],
         threads: int,
     ) -> None:
         self.loader = loader
@@ -162,8 +163,8 @@ class _Stepping:
         self,
         device: torch.device,
         batches_per_execution: int,
-        take: Callable[[], Any],
-        end: Callable[[], Any],
+        take: Callable[[], Tree],
+        end: Callable[[], object],
     ) -> None:
         self._device = device
         self._batches_per_execution = max(batches_per_execution, 1)
@@ -171,7 +172,7 @@ class _Stepping:
         self._take = take
         self._end = end
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         return self
 
     def __next__(self) -> Tree:
@@ -221,11 +222,11 @@ class PerDeviceLoader(_Stepping):
 
 
 def _in_loop(
-    loader: Iterable[Any],
+    loader: Iterable[Tree],
     device: torch.device,
     batches_per_execution: int = 1,
-    input_sharding: Any = None,
-    **_of_threads: Any,
+    input_sharding: ForeignObject = None,
+    **_of_threads: object,
 ) -> Iterator[object]:
     """An iterator over the loader's batches that reads and uploads each in the loop's own thread, when needed.
 
@@ -282,14 +283,14 @@ class ParallelLoader:
 
     def __init__(
         self,
-        cpu_loader: Iterable[Any],
+        cpu_loader: Iterable[Tree],
         devices: Sequence[torch.device | str],
         batchdim: int = 0,
         batches_per_execution: int = 1,
         loader_prefetch_size: int = 16,
         device_prefetch_size: int = 8,
         host_to_device_transfer_threads: int = 1,
-        input_sharding: Any = None,
+        input_sharding: ForeignObject = None,
     ) -> None:
         self._cpu_loader = cpu_loader
         self._devices = [_device(d) for d in devices]
@@ -350,12 +351,12 @@ class MpDeviceLoader:
     current batch.
     """
 
-    def __init__(self, loader: Any, device: torch.device | str, **kwargs: Tree) -> None:
+    def __init__(self, loader: ForeignObject, device: torch.device | str, **kwargs: Tree) -> None:
         self._loader = loader
         self._device = device
         self._parallel_loader_kwargs = kwargs
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         if _describes_current_batch(self._loader):
             return _in_loop(self._loader, _device(self._device), **self._parallel_loader_kwargs)
         parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
@@ -364,7 +365,7 @@ class MpDeviceLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         if name.startswith("__") or name == "_loader":
             raise AttributeError(name)
         return getattr(self._loader, name)

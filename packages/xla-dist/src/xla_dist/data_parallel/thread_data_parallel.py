@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import runtime
 from xla_core.extension_api.operators import Tree
 from xla_dist.data_parallel.parallel_loader import ParallelLoader
 from xla_dist.processes.thread_replicas import run_threads
+
+T = TypeVar("T")
 
 
 class Context:
@@ -39,7 +42,7 @@ class _Numbered:
         self._batches = batches
         self._count = count
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, Tree]]:
         return enumerate(self._batches)
 
     def __len__(self) -> int:
@@ -77,11 +80,11 @@ class DataParallel:
 
     def __call__(
         self,
-        loop_fn: Callable[..., object],
-        loader: Any,
+        loop_fn: Callable[..., T],
+        loader: ForeignObject,
         fixed_batch_size: bool = False,
         batchdim: int = 0,
-    ) -> list[Any]:
+    ) -> list[T]:
         """Call ``loop_fn(model, loader, device, context)`` for each device; returns the results in their order.
 
         The loop's ``loader`` yields ``(number, batch)`` with the device's own batches of ``loader``, whose batches
@@ -95,7 +98,7 @@ class DataParallel:
             return [loop_fn(self._models[0], batches, torch.device("cpu"), self._contexts[0])]
         parallel = ParallelLoader(loader, self._device_ids, batchdim=batchdim)
 
-        def run(ordinal: int) -> Tree:
+        def run(ordinal: int) -> T:
             device = self._device_ids[ordinal]
             mine = parallel.per_device_loader(device)
             batches = _Numbered(mine, parallel.per_device_samples)

@@ -9,13 +9,14 @@ al., 2020).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from xla_core.contract.foreign_values import JsonValue
 from xla_core.extension_api import runtime
 from xla_core.extension_api.operators import Tree
 from xla_core.extension_api.tensors import XLATensor
@@ -27,7 +28,7 @@ from xla_dist.collectives.model_collectives import (
     reduce_scatter,
 )
 
-Scheme = Sequence[Mapping[str, Any]]
+Scheme = Sequence[Mapping[str, JsonValue]]
 """The stages in which parameters are split, each with ``scale_factor``, ``sharding_group`` (the groups) and
 ``group_size``."""
 
@@ -109,7 +110,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         self.save_master_weights = save_master_weights
         self.higher_cc_precision = higher_cc_precision
         self._grad_norm: torch.Tensor | None = None
-        self._hooks: list[Any] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.inited = False
         if not lazy_init:
             self.init_zero()
@@ -203,7 +204,7 @@ class ZeroRedundancyOptimizer(Optimizer):
     # --- one step -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Tree) -> Tree:
+    def step(self, closure: Callable[[], Tree] | None = None, **kwargs: Tree) -> Tree:
         """Run one step of the wrapped optimizer with the mean gradients of the replicas.
 
         Returns the result of ``closure``, which is called first with gradients enabled (default: None).
@@ -250,7 +251,9 @@ class ZeroRedundancyOptimizer(Optimizer):
             own.grad = grad.to(self.optimizer_dtype)
         return with_gradient
 
-    def _scattered(self, grads: list[torch.Tensor], stage: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _scattered(
+        self, grads: list[torch.Tensor], stage: Mapping[str, JsonValue]
+    ) -> list[torch.Tensor]:
         size, groups = stage["group_size"], stage["sharding_group"]
         arguments = (stage["scale_factor"] / size, 0, size, groups)
         if not grads:
@@ -319,7 +322,7 @@ class ZeroRedundancyOptimizer(Optimizer):
             state["sharded_master_weights"] = dict(enumerate(weights))
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Tree]) -> None:
         """Load a ``state_dict()`` of this replica. Load the model's parameters before, which this splits again.
 
         Master weights in ``state_dict`` are also copied into the parameters. Raises ValueError if the parameters

@@ -7,10 +7,11 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.extension_api.operators import Tree
 from xla_dist.fsdp import names
 
 MSG_COUNT: Final = (
@@ -23,7 +24,7 @@ MSG_RANKS: Final = "the files that match {pattern} have the ranks {got}, not 0 t
 
 
 def consolidate_sharded_state_dicts(
-    state_dict_list: Sequence[Mapping[str, object]], shard_metadata: Mapping[str, Any]
+    state_dict_list: Sequence[Mapping[str, object]], shard_metadata: Mapping[str, Tree]
 ) -> OrderedDict[str, torch.Tensor]:
     """The state dict of the original module, from the state dicts of all replicas, in the order of their ranks.
 
@@ -35,7 +36,7 @@ def consolidate_sharded_state_dicts(
         raise ValueError(
             MSG_COUNT.format(what="state_dict_list", wanted=world, got=len(state_dict_list))
         )
-    whole: OrderedDict[str, Any] = OrderedDict()
+    whole: OrderedDict[str, torch.Tensor] = OrderedDict()
     for name, value in state_dict_list[0].items():
         prefix, shard = _split(name)
         if shard is None:
@@ -60,7 +61,7 @@ def _split(name: str) -> tuple[str, str | None]:
     return "", None
 
 
-def _buffer(name: str, value: Any, shard_metadata: Mapping[str, Any]) -> Any:
+def _buffer(name: str, value: torch.Tensor, shard_metadata: Mapping[str, Tree]) -> torch.Tensor:
     info = shard_metadata.get("buffer_info", {}).get(name)
     return value if info is None else value.to(info["_orig_dtype"])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 
 from xla_core.contract import checkpoint_marks
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_core.extension_api import autograd, runtime, tensors, training
 from xla_core.extension_api.operators import Tree
 from xla_dist.collectives import model_collectives
@@ -137,7 +138,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             gc.collect()
             training.sync()
 
-    def _take_options(self, options: dict[str, Any]) -> None:
+    def _take_options(self, options: dict[str, ForeignObject]) -> None:
         """Set this module's attributes from the constructor's arguments, and this replica's rank."""
         self.reshard_after_forward: bool = options["reshard_after_forward"]
         self.disable_reshard_on_root: bool = options["disable_reshard_on_root"]
@@ -158,7 +159,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self._dtypes: dict[str, torch.dtype] = {}
         self._aliases: dict[str, str] = {}
 
-    def _unit_options(self, options: dict[str, Any]) -> Options:
+    def _unit_options(self, options: dict[str, ForeignObject]) -> Options:
         """The options of this module's ``Unit``."""
         pre = _predivide_factor(self.world_size)
         return Options(
@@ -422,7 +423,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         )  # fmt: skip
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -430,7 +431,7 @@ class XlaFullyShardedDataParallel(nn.Module):
                 raise
             return getattr(self._fsdp_wrapped_module, name)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> Attribute:
         return self._fsdp_wrapped_module[key]
 
 
@@ -451,7 +452,7 @@ def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check(options: Mapping[str, ForeignObject]) -> None:
     """Check the constructor's arguments; see the class for the errors."""
     dummies = [name for name, value in options.items() if name.startswith("_debug_dummy") and value]
     if dummies:
@@ -481,7 +482,7 @@ def _predivide_factor(world_size: int) -> float:
     return float(factor)
 
 
-def _wrap_parts(options: dict[str, Any]) -> None:
+def _wrap_parts(options: dict[str, ForeignObject]) -> None:
     """Wrap the parts of the module that the policy chooses."""
     if options["auto_wrap_policy"] is not None:
         wrap.recursive_wrap(

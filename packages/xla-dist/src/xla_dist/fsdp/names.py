@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 
+from xla_core.contract.foreign_values import Attribute
 from xla_core.extension_api.operators import Tree
 
 SHARD: Final = "_fsdp_shard"
@@ -68,7 +69,7 @@ class Inner(nn.Module):
         """Call the wrapped module."""
         return self._fpw_module(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -76,7 +77,7 @@ class Inner(nn.Module):
                 raise
             return getattr(self._fpw_module, name)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> Attribute:
         return self._fpw_module[key]  # type: ignore[index]
 
 

@@ -6,10 +6,11 @@ Collectives that only have the right shapes, and containers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.extension_api import runtime, tensors
 from xla_core.extension_api.operators import Tree
 from xla_dist.collectives.model_collectives import REDUCE_SUM, Groups, reduce_scatter
@@ -50,7 +51,7 @@ class BucketizedReduceScatter:
         self, bucket_size_mb: float, shard_count: int, groups: Groups, pin_layout: bool
     ) -> None:
         self._bytes = int(bucket_size_mb * _MIB)
-        self._options: dict[str, Any] = {
+        self._options: JsonObject = {
             "scatter_dim": 0,
             "shard_count": shard_count,
             "groups": groups,

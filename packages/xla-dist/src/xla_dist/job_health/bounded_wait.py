@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from types import TracebackType
+from typing import Final
 
 from xla_core.support import flight_ring
 from xla_dist.job_health import failure_reports, flight_recorder, peer_queries
@@ -23,6 +24,9 @@ MSG_CROSSED: Final = (
     "make the same calls in the same order"
 )
 _NEXT: Final = "for ordinal {ordinal}, which waits at {what}"
+
+# What ``__exit__`` takes.
+_Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
 def circle(me: int, waiting: Mapping[int, failure_reports.Waiting]) -> list[int]:
@@ -65,7 +69,7 @@ class BoundedWait:
         self._state = self._context.__enter__()
         return self
 
-    def __exit__(self, *details: Any) -> None:
+    def __exit__(self, *details: *_Raised) -> None:
         self._context.__exit__(*details)
         flight_ring.waited(self._record)
         with contextlib.suppress(

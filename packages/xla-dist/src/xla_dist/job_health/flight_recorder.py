@@ -19,13 +19,14 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.extension_api import jobs
 from xla_core.support import flight_files, flight_report, flight_ring
 from xla_dist.job_health import flight_snapshot, thread_states, witness
 from xla_dist.job_health.collective_order import OrderCheck
-from xla_dist.job_health.flight_snapshot import Facts
+from xla_dist.job_health.flight_snapshot import Facts, WaitingCall
 from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS, WARN_AFTER
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Recorder:
         order_check: OrderCheck | None,
         ordinal: int,
         count: int,
-        waiting: Callable[[], object],
+        waiting: Callable[[], WaitingCall | None],
     ) -> None:
         self.order_check = order_check
         self.ordinal = ordinal
@@ -335,14 +336,17 @@ def _occasion(kind: str) -> str:
     return f"{kind}-{time.strftime('%H%M%S')}"
 
 
-def _last() -> dict[int, dict[str, Any]]:
+def _last() -> dict[int, JsonObject]:
     """What all processes have shown last, by ordinal."""
     snapshots = jobs.published(_LAST)
     return {int(name): json.loads(zlib.decompress(data)) for name, data in snapshots.items()}
 
 
 def start(
-    order_check: OrderCheck | None, ordinal: int, count: int, waiting: Callable[[], object]
+    order_check: OrderCheck | None,
+    ordinal: int,
+    count: int,
+    waiting: Callable[[], WaitingCall | None],
 ) -> Recorder:
     """This process's recorder, made once; from now on a signal asks for a report."""
     if _State.recorder is None:

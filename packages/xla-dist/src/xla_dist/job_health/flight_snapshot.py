@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 import traceback
-from typing import Any, Final
+from typing import Final, Protocol
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.extension_api.distributed import recorded_calls
 from xla_core.support import flight_ring
 from xla_dist.job_health import thread_states
@@ -27,10 +28,20 @@ _REASON: Final = 4000
 """Characters of a failure's text that are kept, from its end."""
 
 
+class WaitingCall(Protocol):
+    """The call in which the main thread waits: a ``failure_reports.Waiting``."""
+
+    what: str
+    missing: tuple[int, ...]
+    since: float
+
+
 class Facts:
     """What the caller knows of this process: ``waiting`` is a ``failure_reports.Waiting`` or None."""
 
-    def __init__(self, reason: str = "", waiting: object = None, finished: bool = False) -> None:
+    def __init__(
+        self, reason: str = "", waiting: WaitingCall | None = None, finished: bool = False
+    ) -> None:
         self.reason = reason
         self.waiting = waiting
         self.finished = finished
@@ -47,7 +58,7 @@ class Facts:
         self.stack = "".join(traceback.format_tb(error.__traceback__))
 
 
-def take(order_check: OrderCheck | None, ordinal: int, count: int, facts: Facts) -> dict[str, Any]:
+def take(order_check: OrderCheck | None, ordinal: int, count: int, facts: Facts) -> JsonObject:
     """All that a report has of this process, as one ``json`` object."""
     condition = thread_states.ThreadWatch().look()
     snapshot = _brief(order_check, ordinal, count, facts, RECORDS, COLLECTIVES)
@@ -101,14 +112,14 @@ def _brief(
     }
 
 
-def _waiting(waiting: Any) -> dict[str, object] | None:
+def _waiting(waiting: WaitingCall | None) -> dict[str, object] | None:
     if waiting is None:
         return None
     seconds = time.monotonic() - waiting.since
     return {"what": waiting.what, "missing": list(waiting.missing), "seconds": seconds}
 
 
-def _inside(ring: list[list[Any]]) -> dict[str, object] | None:
+def _inside(ring: list[flight_ring.Record]) -> dict[str, object] | None:
     """What the main thread has begun in the runtime and not ended."""
     main = threading.main_thread().ident
     for record in reversed(ring):
@@ -123,7 +134,7 @@ def _inside(ring: list[list[Any]]) -> dict[str, object] | None:
     return None
 
 
-def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, object]]:
+def _under_way(ring: list[flight_ring.Record], kind: str) -> list[dict[str, object]]:
     """Records of a kind that have not ended, of any thread."""
     return [
         {"what": _what(what), "seconds": time.time() - flight_ring.wall_clock(began)}
@@ -139,7 +150,7 @@ def _launched(order_check: OrderCheck | None, ordinal: int, count: int) -> dict[
     return {"all": order_check.launched, "with": {str(n): c for n, c in counts.items() if c}}
 
 
-def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, object]]:
+def _collectives(ring: list[flight_ring.Record], most: int) -> list[dict[str, object]]:
     """The last collectives launched, the oldest first."""
     newest_first: list[dict[str, object]] = []
     for record in reversed(ring):
@@ -158,7 +169,7 @@ def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, object]]:
     return newest_first[::-1]
 
 
-def _rendered(ring: list[list[Any]]) -> list[list[object]]:
+def _rendered(ring: list[flight_ring.Record]) -> list[list[object]]:
     names = {t.ident: t.name for t in threading.enumerate()}
     now = flight_ring.wall_clock(0)
     return [

@@ -8,7 +8,10 @@ survivors read what the dead process had launched.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from multiprocessing.context import BaseContext
+from typing import Final
+
+from xla_core.contract.foreign_values import ForeignObject
 
 _RUNS: Final = 64
 # A row holds the number of runs begun, and for each of the last runs its program's digest and its repetitions.
@@ -18,13 +21,13 @@ _ROW: Final = 1 + 2 * _RUNS
 class LaunchLog:
     """One row per process of this host, from ordinal ``base`` on. Can be pickled only for child processes."""
 
-    def __init__(self, array: Any, base: int) -> None:
+    def __init__(self, array: ForeignObject, base: int) -> None:
         self._array = array
         self._base = base
         self._count = len(array) // _ROW
 
     @classmethod
-    def create(cls, context: Any, count: int, base: int) -> LaunchLog:
+    def create(cls, context: BaseContext, count: int, base: int) -> LaunchLog:
         """A log for ``count`` processes that ``context`` (of ``multiprocessing``) will start."""
         return cls(context.RawArray("Q", count * _ROW), base)
 

@@ -9,7 +9,7 @@ replicas wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ class _Chain:
             else jax.lax.bitcast_convert_type(after, jnp.uint32)
         )
 
-    def run(self, collective: Callable[[Any], Any], operand: jax.Array) -> Operand:
+    def run(self, collective: Callable[[jax.Array], jax.Array], operand: jax.Array) -> Operand:
         """``collective(operand)``, to run after the chain's earlier collectives."""
         result = collective(primitives.ordered(operand, self.order))
         self.order = primitives.order_of(result)
@@ -180,14 +180,22 @@ def _reduced_complex(chain: _Chain, x: jax.Array, kind: str, groups: Groups) -> 
 
 
 def _lower_all_reduce(
-    inputs: Operand, kind: str, groups: Any, group_size: int, after: jax.Array | None = None
+    inputs: Operand,
+    kind: str,
+    groups: Sequence[int],
+    group_size: int,
+    after: jax.Array | None = None,
 ) -> list[jax.Array]:
     chain = _Chain(after)
     return chain.with_order(_reduced(chain, inputs, kind, _nested(groups, group_size)))
 
 
 def _lower_all_gather(
-    inputs: Operand, dim: int, groups: Any, group_size: int, after: jax.Array | None = None
+    inputs: Operand,
+    dim: int,
+    groups: Sequence[int],
+    group_size: int,
+    after: jax.Array | None = None,
 ) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
@@ -200,7 +208,7 @@ def _lower_reduce_scatter(
     inputs: Operand,
     kind: str,
     dim: int,
-    groups: Any,
+    groups: Sequence[int],
     group_size: int,
     after: jax.Array | None = None,
 ) -> list[jax.Array]:
@@ -232,7 +240,7 @@ def _lower_all_to_all(
     x: jax.Array,
     split: int,
     concat: int,
-    groups: Any,
+    groups: Sequence[int],
     group_size: int,
     after: jax.Array | None = None,
 ) -> list[jax.Array]:
@@ -251,7 +259,7 @@ def _bits(x: jax.Array) -> jax.Array:
     return bits.astype(jnp.uint32) if x.dtype.itemsize < 4 else bits
 
 
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+def _from_bits(bits: jax.Array, dtype: jnp.dtype) -> jax.Array:
     if dtype == jnp.bool_:
         return bits.astype(jnp.bool_)
     narrow = bits.astype(jnp.dtype(f"uint{8 * dtype.itemsize}"))
@@ -259,7 +267,11 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _lower_broadcast(
-    inputs: Operand, root: int, groups: Any, group_size: int, after: jax.Array | None = None
+    inputs: Operand,
+    root: int,
+    groups: Sequence[int],
+    group_size: int,
+    after: jax.Array | None = None,
 ) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
@@ -277,7 +289,9 @@ def _lower_broadcast(
     return chain.with_order([spread(x) for x in inputs])
 
 
-def _lower_permute(x: jax.Array, pairs: Any, after: jax.Array | None = None) -> list[jax.Array]:
+def _lower_permute(
+    x: jax.Array, pairs: Sequence[int], after: jax.Array | None = None
+) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(pairs, 2)
     return chain.with_order([chain.run(lambda x: primitives.collective_permute(x, nested), x)])

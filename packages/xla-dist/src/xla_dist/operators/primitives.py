@@ -8,14 +8,14 @@ other replicas' copies of the program. ``groups`` is a tuple of tuples of replic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from xla_core.extension_api.lowering import Primitive, ir, stablehlo
+from xla_core.extension_api.lowering import JaxObject, Primitive, ir, stablehlo
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -45,8 +45,8 @@ def _primitive(
     return primitive
 
 
-def _resized(axis: int, change: Callable[[int], int]) -> Callable[[Any], Any]:
-    def shape_of(aval: Any) -> jax.Array:
+def _resized(axis: int, change: Callable[[int], int]) -> Callable[[JaxObject], JaxObject]:
+    def shape_of(aval: JaxObject) -> JaxObject:
         shape = list(aval.shape)
         shape[axis] = change(shape[axis])
         return aval.update(shape=tuple(shape))
@@ -64,7 +64,7 @@ _COMBINE: Final[dict[str, Callable[..., jax.Array]]] = {
 }
 
 
-def _fill_region(region: Any, kind: str, element: ir.Type) -> None:
+def _fill_region(region: ir.Region, kind: str, element: ir.Type) -> None:
     scalar = ir.RankedTensorType.get([], element)
     block = region.blocks.append(scalar, scalar)
     with ir.InsertionPoint(block):

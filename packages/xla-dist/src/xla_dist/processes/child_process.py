@@ -17,7 +17,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from multiprocessing import connection as pipes
+from types import TracebackType
+from typing import Final
 
 from xla_core.extension_api import distributed, jobs, runtime, training
 from xla_core.extension_api.jobs import Job
@@ -63,7 +65,7 @@ class Report:
 class _Launcher:
     """The launcher, which hears from this process once: the watchdog may end it while it reports its own error."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: pipes.Connection) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._heard = Once()
@@ -79,7 +81,7 @@ class _Launcher:
 
 def run_child(
     job: Job,
-    pipe: object,
+    pipe: pipes.Connection,
     environment: dict[str, str],
     fn: Callable[..., object],
     args: Sequence[object],
@@ -153,7 +155,9 @@ def attend() -> None:
     failures: list[str] = []
     previous_hook = sys.excepthook
 
-    def report(kind: Any, error: Any, trace: Any) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         consequence = distributed.is_lost_connection(error)
         flight_report = flight_recorder.failed(_reason(error, text), error, own=not consequence)
@@ -185,8 +189,8 @@ def attend() -> None:
 
 
 def _with_culprit(
-    error: BaseException, trace: object
-) -> tuple[type[BaseException], BaseException, Any]:
+    error: BaseException, trace: TracebackType | None
+) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """The exception to show for a collective that failed because of another process, and its traceback.
 
     A PeerFailedError that names the process that died or failed, raised at this process's line; the error itself

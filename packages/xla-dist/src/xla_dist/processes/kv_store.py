@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch.distributed
 
@@ -38,7 +38,7 @@ class CoordinatorStore(torch.distributed.Store):
         super().__init__()
         self.set_timeout(timeout)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Store ``value``, bytes or text, under ``key``."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         jobs.publish(self._path(key), b"=" + data)
@@ -104,7 +104,7 @@ def _others_finished() -> bool:
     return len(failure_reports.finished() - {current.ordinal}) == current.world - 1
 
 
-def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
+def join(_url: str, timeout: timedelta | None) -> tuple[torch.distributed.Store, int, int]:
     """The store, the rank and the world size for ``init_method='xla://'``.
 
     ``timeout`` is the store's (default: torch's). Starts the device client. A process without a job gets a

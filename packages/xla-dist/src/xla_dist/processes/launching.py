@@ -17,13 +17,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection as pipes
-from typing import Any, Final
+from multiprocessing.process import BaseProcess
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed
 import torch.multiprocessing
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.jobs import (
     COORDINATOR_VARIABLE,
@@ -49,6 +51,8 @@ from xla_dist.processes.thread_replicas import run_threads
 from xla_dist.settings import RESTART_COUNT
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # After the first process has failed, the others have this long to report: one of them may know the cause.
 _GRACE_SECONDS: Final = 1.5
@@ -95,8 +99,8 @@ class _Child:
     """
 
     ordinal: int
-    process: Any
-    pipe: Any
+    process: ForeignObject
+    pipe: pipes.Connection
     report: Report | None = None
     ended: float | None = None
     stopped: bool = False
@@ -114,7 +118,7 @@ class Launch:
         children: Sequence[_Child],
         count: int,
         release: Callable[[], None],
-        arguments: Sequence[Any],
+        arguments: Sequence[object],
     ) -> None:
         self._children = list(children)
         self._count = count
@@ -124,7 +128,7 @@ class Launch:
         self._began = time.time()
 
     @property
-    def processes(self) -> list[Any]:
+    def processes(self) -> list[BaseProcess]:
         """The processes, as ``multiprocessing`` has them, by local index."""
         return [child.process for child in self._children]
 
@@ -132,12 +136,12 @@ class Launch:
         """Their process ids."""
         return [int(child.process.pid) for child in self._children]
 
-    def results(self) -> dict[int, Any]:
+    def results(self) -> dict[int, ForeignObject]:
         """What the function returned in each process, by ordinal; call it after ``join``.
 
         Raises TypeError for a result that cannot be pickled.
         """
-        results: dict[int, Any] = {}
+        results: dict[int, ForeignObject] = {}
         for child in self._children:
             report = child.report
             if report is None:
@@ -337,8 +341,8 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def start(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
     start_method: str = "spawn",
     daemon: bool = False,
     variables: Mapping[str, str] | None = None,
@@ -380,8 +384,8 @@ def start(
 
 
 def _start_child(
-    context: Any, job: Job, arguments: Sequence[Any], daemon: bool, cleanup: contextlib.ExitStack
-) -> _Child:
+    context: ForeignObject, job: Job, arguments: Sequence[object], daemon: bool, cleanup: contextlib.ExitStack
+) -> _Child:  # fmt: skip
     """Start one process; ``cleanup`` will kill it if it still runs."""
     receiver, sender = context.Pipe(duplex=False)
     cleanup.callback(receiver.close)
@@ -394,7 +398,7 @@ def _start_child(
     return _Child(job.index, process, receiver)
 
 
-def _kill(process: Any) -> None:
+def _kill(process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
@@ -472,8 +476,8 @@ def launch(
 
 
 def run_multiprocess(
-    fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
-) -> dict[int, Any]:
+    fn: Callable[..., T], *args: object, start_method: str = "spawn", **kwargs: object
+) -> dict[int, T]:
     """Run ``fn(*args, **kwargs)`` in one process per device; returns the results by ordinal.
 
     ``start_method`` (default: ``"spawn"``) is that of ``multiprocessing``. Raises TypeError if a result cannot be
@@ -491,5 +495,5 @@ class _WithoutOrdinal:
     fn: Callable[..., object]
     kwargs: dict[str, object]
 
-    def __call__(self, _ordinal: int, *args: object) -> Any:
+    def __call__(self, _ordinal: int, *args: object) -> object:
         return self.fn(*args, **self.kwargs)

@@ -10,13 +10,16 @@ import collections
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import jobs, runtime, tensors
 from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.processes import session
 from xla_dist.processes.thread_replicas import Team, team_of
+
+T = TypeVar("T")
 
 _FOLDER: Final = "xla/rendezvous"
 _TAG_LENGTH: Final = struct.Struct("<I")
@@ -144,7 +147,7 @@ def _fetch(key: str, other: int, bounded_wait: BoundedWait) -> tuple[str, bytes]
     return whole[_TAG_LENGTH.size : end].decode(), whole[end:]
 
 
-def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[object]], object]) -> Any:
+def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[ForeignObject]], T]) -> T:
     """``reduce_fn`` of the list of all replicas' ``data``, in the order of their ordinals.
 
     Every replica calls ``reduce_fn`` with the same list. ``data`` is any object that can be pickled;
@@ -155,7 +158,7 @@ def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[object]], obje
 
 
 def do_on_ordinals(
-    target: Callable[..., object], data: Any = (), ordinals: Sequence[int] = (0,)
+    target: Callable[..., object], data: Iterable[object] = (), ordinals: Sequence[int] = (0,)
 ) -> None:
     """Call ``target(*data)`` on the replicas ``ordinals`` (default: 0) only; all replicas then wait for each other.
 
@@ -173,7 +176,7 @@ def _ordinal() -> int:
     return runtime.replica_of()[0]
 
 
-def gather_objects(tag: str, data: object, replicas: Sequence[int] = ()) -> list[Any]:
+def gather_objects(tag: str, data: T, replicas: Sequence[int] = ()) -> list[T]:
     """The ``data`` of all ``replicas`` (default: all of the job), in the order of their ordinals.
 
     ``data`` is any object that can be pickled. Raises what ``rendezvous`` raises for ``tag``.

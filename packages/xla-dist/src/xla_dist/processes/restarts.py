@@ -13,8 +13,9 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
@@ -95,7 +96,7 @@ def _cache(max_restarts: int) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def passing_on_termination(processes: Iterable[Any]) -> Iterator[None]:
+def passing_on_termination(processes: Iterable[BaseProcess]) -> Iterator[None]:
     """A block in which a SIGTERM for this process is sent on to ``processes``, which may save a checkpoint and end.
 
     After a SIGTERM the end of the block raises SystemExit with status 143. Does nothing if the program has a

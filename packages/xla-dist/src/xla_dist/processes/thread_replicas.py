@@ -9,14 +9,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import runtime
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MSG_DIFFERENT: Final = (
     "the replicas run different programs:\n{sides}\nEvery replica has to call the same collectives "
@@ -47,12 +50,12 @@ class Team:
         self._condition = threading.Condition()
         self._begin_round()
         self._round = 0
-        self._outcome: tuple[object, Exception | None] = (None, None)
+        self._outcome: tuple[ForeignObject, Exception | None] = (None, None)
         # the threads that have ended, with what they raised
         self._ended: dict[int, BaseException | None] = {}
 
     def _begin_round(self) -> None:
-        self._values: dict[int, object] = {}
+        self._values: dict[int, ForeignObject] = {}
         self._operations: dict[int, str] = {}
 
     def exchange(
@@ -60,8 +63,8 @@ class Team:
         ordinal: int,
         what: str,
         value: object,
-        action: Callable[[list[object]], object],
-    ) -> Any:
+        action: Callable[[list[ForeignObject]], T],
+    ) -> T:
         """Wait for all threads; returns ``action`` of the list of their values, in the order of their ordinals.
 
         The thread that comes last calls ``action``, and all return its result. ``ordinal`` is the calling thread's,
@@ -89,7 +92,7 @@ class Team:
         logger.warning(MSG_ALONE, ordinal, what, missing, time.monotonic() - began)
         return self._condition.wait_for(over, timeout=max(began + limit - time.monotonic(), 0.0))
 
-    def _end_round(self, action: Callable[[list[object]], object]) -> object:
+    def _end_round(self, action: Callable[[list[ForeignObject]], T]) -> T:
         """Compute the round's result, in the thread that has come last, and wake up the others."""
         order = range(len(self.devices))
         try:
@@ -104,7 +107,7 @@ class Team:
         self._condition.notify_all()
         return self._result()
 
-    def _result(self) -> object:
+    def _result(self) -> ForeignObject:
         result, error = self._outcome
         if error is not None:
             raise RuntimeError(str(error)) from error
@@ -165,8 +168,8 @@ def replicas_with(devices: Sequence[torch.device | str]) -> tuple[int, ...]:
 
 
 def run_threads(
-    devices: Sequence[torch.device], function: Callable[[int], object]
-) -> list[Any]:  # fmt: skip
+    devices: Sequence[torch.device], function: Callable[[int], T]
+) -> list[T]:  # fmt: skip
     """Call ``function(ordinal)`` in one thread per device, each of which is a replica.
 
     Returns their results in order.
@@ -178,7 +181,7 @@ def run_threads(
     previous = runtime.trace_of(devices[0]).backend.replicas
     team = _teams[ids] = Team(ids)
     runtime.set_replicas(replicas)
-    results: list[Any] = [None] * len(ids)
+    results: list[ForeignObject] = [None] * len(ids)
     errors: dict[int, BaseException] = {}
 
     def work(ordinal: int) -> None:

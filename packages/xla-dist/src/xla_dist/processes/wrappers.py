@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 import torch.multiprocessing
@@ -14,7 +15,7 @@ from xla_core.extension_api import runtime
 T = TypeVar("T")
 
 
-def _lock() -> Any:
+def _lock() -> AbstractContextManager[object]:
     # a lock of the method "spawn" works in processes that any method has started
     return torch.multiprocessing.get_context("spawn").Lock()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_plan.compiled.hlo_module import Instruction, Module
 from xla_plan.compiled.hlo_work import walk
 
@@ -168,7 +169,7 @@ def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
 
 def by_kind(launched: Iterable[Collective]) -> list[dict[str, object]]:
     """For each kind the number of runs, the bytes of results, the bytes sent, and the user's lines."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, JsonObject] = {}
     for one in launched:
         row = rows.setdefault(
             one.kind, {"kind": one.kind, "count": 0, "bytes": 0, "sent": 0.0, "lines": {}}

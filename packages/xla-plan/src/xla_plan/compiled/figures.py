@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from xla_core.contract.device_protocol import Executable
+from xla_core.contract.foreign_values import JsonObject
 from xla_plan.compiled import hlo_module, hlo_work
 from xla_plan.compiled.collectives import by_kind, collectives
 
 
-def figures_of(executable: Executable, devices: int, slices: int = 1) -> dict[str, Any]:
+def figures_of(executable: Executable, devices: int, slices: int = 1) -> JsonObject:
     """The figures, on one chip, of a program over ``devices`` chips in ``slices`` slices (default: 1)."""
     memory, cost = dict(executable.memory_analysis()), dict(executable.cost_analysis())
     return of_texts(executable.optimized_hlo(), memory, cost, devices, slices)

@@ -6,8 +6,9 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.contract.step_sharding import (
     PARAMETER,
     STATE,
@@ -90,7 +91,7 @@ def _guessed(step: StepToSplit, split: Split, chip: Chip, limit: int) -> Guess:
             parts[one.role] += math.prod(part) * one.itemsize
         if one.role == PARAMETER:
             pairs.append((list(one.shape), part))
-    row: dict[str, Any] = {
+    row: JsonObject = {
         "parts": {
             "parameters": parts[PARAMETER],
             "optimizer state": parts[STATE],
@@ -138,7 +139,7 @@ def _report(step: StepToSplit, trials: Sequence[Trial], possible: int, chip: Chi
 
 def _grouped(inputs: Sequence[StepInput], specs: Sequence[PartitionSpec | None]) -> list[str]:
     """A line for all inputs of one role, shape and spec, with the name of the first."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[tuple[str, tuple[int, ...], PartitionSpec], list[str]] = {}
     for one, spec in zip(inputs, specs, strict=True):
         if spec is not None:
             groups.setdefault((one.role, one.shape, spec), []).append(one.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 
 MSG_DEPTH: Final = (
     "{text!r}: write the option, two different numbers of layers to compile, and the wanted number, such as "
@@ -30,7 +32,7 @@ class Depth:
         small, large = self.compiled
         return f"{self.option}={small} and {large} compiled, extended to {self.whole}"
 
-    def extend(self, figures: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+    def extend(self, figures: Sequence[Mapping[str, object]]) -> JsonObject:
         """The figures for the wanted number of layers, on the line through those of the compiled numbers."""
         small, large = self.compiled
         return _line(figures[0], figures[1], (self.whole - small) / (large - small))  # type: ignore[no-any-return]
@@ -52,7 +54,7 @@ def parse_depth(text: str) -> Depth:
     return Depth(option, (small, large), whole)
 
 
-def _line(a: Any, b: Any, along: float) -> Any:
+def _line(a: JsonValue, b: JsonValue, along: float) -> JsonValue:
     """Numbers on the line from ``a`` (at 0) to ``b`` (at 1), at ``along``; other values are those of ``b``."""
     if isinstance(b, Mapping):
         zero = dict.fromkeys(b, None)

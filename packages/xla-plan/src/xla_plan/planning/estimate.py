@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
+from xla_core.contract.foreign_values import JsonValue
 from xla_plan.planning.chips import Chip
 
 
@@ -42,7 +42,7 @@ class Estimate:
         return max(parts, key=lambda name: parts[name])
 
 
-def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
+def estimate(figures: Mapping[str, JsonValue], chip: Chip) -> Estimate:
     """The estimate for the figures of a program (``measure.of_program``) on a chip of this kind."""
     work, sent = figures["work"], figures["sent"]
     peak = chip.flops / chip.devices

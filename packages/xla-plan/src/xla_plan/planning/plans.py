@@ -12,8 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 from xla_plan.planning import depths
 from xla_plan.planning.chips import chip_of
 from xla_plan.planning.estimate import Estimate, advice, estimate
@@ -42,7 +43,7 @@ class Plan:
     """
 
     candidate: Candidate
-    figures: Mapping[str, Any]
+    figures: Mapping[str, JsonValue]
     memory: Mapping[str, int]
     limit: int
     estimate: Estimate | None
@@ -55,7 +56,7 @@ class Plan:
         """Whether the step fits into one chip's memory."""
         return not self.error and self.memory["total"] <= self.limit
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """All fields, and ``fits``, as plain values."""
         fields = dataclasses.asdict(self)
         fields["fits"] = self.fits
@@ -112,7 +113,7 @@ def run_worker(
     arguments: Sequence[str],
     timeout: float | None,
     tell: Callable[[str], None],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The figures of one candidate, from a process of its own; or only an ``error`` if it has none."""
     began = time.monotonic()
     request = {
@@ -128,8 +129,8 @@ def run_worker(
 
 
 def ask_worker(
-    request: Mapping[str, Any], cache: Path | None, timeout: float | None
-) -> dict[str, Any]:
+    request: Mapping[str, JsonValue], cache: Path | None, timeout: float | None
+) -> JsonObject:
     """The answer of a process of its own to a request (see ``worker``)."""
     environment = {**os.environ, **_ENVIRONMENT, "XLA_AOT_TOPOLOGY": request["topology"]}
     if cache is not None:
@@ -155,7 +156,7 @@ def ask_worker(
     return answer
 
 
-def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
+def plan_of(candidate: Candidate, figures: Mapping[str, JsonValue]) -> Plan:
     """The plan for measured figures, or for their ``error``."""
     chip = chip_of(candidate.topology)
     if "error" in figures:
@@ -166,7 +167,7 @@ def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
     return Plan(candidate, figures, memory, limit, estimated, advice(memory, limit, estimated))
 
 
-def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
+def _refused(candidate: Candidate, figures: Mapping[str, JsonValue]) -> Plan:
     """The plan of a candidate that failed; with the size that the compiler reports if the program is too large."""
     memory, limit, hints = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
     large = _TOO_LARGE.search(figures["error"])
@@ -178,7 +179,7 @@ def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
     return Plan(candidate, figures, memory, limit, None, hints, error=figures["error"])
 
 
-def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
+def memory_by_kind(figures: Mapping[str, JsonValue]) -> dict[str, int]:
     """Bytes on one chip: parameters, optimizer state, other inputs, results, temporaries, code, and their total.
 
     The temporaries consist of ``gradients`` and ``activations``: as many bytes as all gradients have are counted as

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonValue
 from xla_plan.planning import plans
 from xla_plan.planning.chips import Chip, chip_of
 from xla_plan.planning.plans import Plan
@@ -120,7 +121,7 @@ def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
             yield (((axes[0], size),) if size > 1 else ()) + rest
 
 
-def guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) -> Guess:
+def guess(candidate: Candidate, row: Mapping[str, JsonValue], chip: Chip, limit: int) -> Guess:
     """The guess for one mesh, from its ``row`` of ``measure.shapes``."""
     if "error" in row:
         return Guess(candidate, 0, math.inf, row["error"])
@@ -138,7 +139,7 @@ def guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) 
     return Guess(candidate, held, seconds / flops if flops else seconds, out)
 
 
-def _sent(row: Mapping[str, Any], candidate: Candidate, flops: float) -> float:
+def _sent(row: Mapping[str, JsonValue], candidate: Candidate, flops: float) -> float:
     """The bytes that a chip sends in a step, from the shapes of parameters and of their parts.
 
     Along ``data`` parameters are copied, and the gradients of the copies are summed. Along ``fsdp`` they are split,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.support.counters import render_bytes
 from xla_plan.planning.plans import Plan
 
@@ -141,7 +142,7 @@ def _collectives(plan: Plan) -> Table:
     return table
 
 
-def _lines(row: dict[str, Any]) -> str:
+def _lines(row: JsonObject) -> str:
     named = list(row["lines"].items())
     shown = [f"{line} ({_bytes(int(size))})" for line, size in named[:_MOST_LINES]]
     return ", ".join(shown) + (

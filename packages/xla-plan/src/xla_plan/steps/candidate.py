@@ -8,9 +8,11 @@ import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from xla_core.contract.foreign_values import AnyFunction
 
 MSG_MESH: Final = (
     "{text!r} is not a mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
@@ -34,7 +36,7 @@ class Candidate:
 
     topology: str
     mesh: Mesh = ()
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def mesh_text(self) -> str:
@@ -94,7 +96,7 @@ def step_home(step: str) -> str:
     return home
 
 
-def find_step(step: str) -> Callable[..., Any]:
+def find_step(step: str) -> AnyFunction:
     """The function that ``module:function`` or ``file.py:function`` names. Raises ValueError if there is none."""
     home, name = step_home(step), step.rpartition(":")[2]
     module = _module_of_file(Path(home)) if home.endswith(".py") else _module(home)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from xla_core.contract.foreign_values import ForeignObject, JsonObject
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.tensors import XLATensor, exact_buffer, storage_of
 from xla_plan.compiled.figures import figures_of
@@ -72,7 +73,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
 
 def shapes(
     step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, object]
-) -> dict[str, Any]:
+) -> JsonObject:
     """How the parameters are split over each mesh, and their bytes, without recording a step.
 
     The ``parameters`` of a row are pairs of the whole shape and the shape of one chip's part. The row of a mesh
@@ -95,7 +96,9 @@ def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
     return {"parts": _bytes_by_kind(model, optimizer), "parameters": pairs, "model_flops": flops}
 
 
-def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], object], float | None]:
+def _built(
+    step: str, candidate: Candidate
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | None, Callable[[], object], float | None]:
     """Call the step function, and give its optimizer the state that it has after the first step."""
     make = find_step(step)
     mesh = None
@@ -116,7 +119,7 @@ def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], obje
     return model, optimizer, run, built[3] if len(built) == 4 else None
 
 
-def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[programs.StepProgram]]:
+def _record(step: str, candidate: Candidate) -> tuple[JsonObject, list[programs.StepProgram]]:
     """Record a step and compile it; returns its bytes by kind and FLOPs, and the programs from before."""
     model, optimizer, run, flops = _built(step, candidate)
     before = programs.all_programs()
@@ -137,7 +140,9 @@ def _counted(run: Callable[[], object], count: StepFlops) -> object:
         return run()
 
 
-def _bytes_by_kind(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def _bytes_by_kind(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, int]:
     states = optimizer.state.values() if optimizer is not None else ()
     values = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -162,7 +167,7 @@ def _part(tensor: torch.Tensor) -> tuple[int, ...]:
     storage = storage_of(tensor) if isinstance(tensor, XLATensor) else None
     if storage is None or storage.buffer is None:
         return tuple(tensor.shape)
-    backend: Any = storage.trace.backend
+    backend: ForeignObject = storage.trace.backend
     buffer = exact_buffer(storage.buffer)
     shape: tuple[int, ...] = backend.client.shards(buffer)[0][1].shape
     return shape

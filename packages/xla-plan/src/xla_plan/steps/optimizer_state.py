@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from typing import Any
 
 import torch
 
 import torch_xla.distributed.spmd as xs
 
 
-def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
+def fill(optimizer: torch.optim.Optimizer, mesh: xs.Mesh | None) -> None:
     """Give ``optimizer`` the state that it has after one step, unless it has state already.
 
     The state is found by a step on ``meta`` tensors. State of its parameter's shape is split like the parameter,
@@ -50,7 +49,7 @@ def _on_meta(
     return twin, pairs
 
 
-def _placed(value: object, parameter: torch.Tensor, mesh: object) -> object:
+def _placed(value: object, parameter: torch.Tensor, mesh: xs.Mesh | None) -> object:
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     placed = value.to(parameter.device)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from xla_core.extension_api.autograd import current_backward
+from xla_core.extension_api.operators import NamedOperands, Operand, Operands
 
 _BACKWARD_TIMES: Final = 2
 """A product's backward pass has two products of its size, one for the gradient of each operand."""
@@ -50,11 +52,11 @@ class StepFlops(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: Operands = (),
+        kwargs: NamedOperands | None = None,
+    ) -> Operand:
         """Run the operator, and count its FLOPs."""
         result = func(*args, **(kwargs or {}))
         packet = getattr(func, "overloadpacket", func)

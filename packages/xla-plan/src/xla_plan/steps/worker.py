@@ -10,8 +10,9 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.foreign_values import JsonObject, JsonValue
 from xla_core.support.own_packages import IMPORT_NAMES
 from xla_plan.steps.candidate import Candidate, Mesh
 from xla_plan.steps.measure import measure, shapes
@@ -44,7 +45,7 @@ def described(error: BaseException) -> str:
     return text
 
 
-def _answer(wanted: dict[str, Any]) -> dict[str, object]:
+def _answer(wanted: JsonObject) -> dict[str, object]:
     step, topology, options = wanted["step"], wanted["topology"], wanted["options"]
     if "meshes" in wanted:
         return shapes(step, [_mesh(m) for m in wanted["meshes"]], topology, options)
@@ -53,7 +54,7 @@ def _answer(wanted: dict[str, Any]) -> dict[str, object]:
     )
 
 
-def _mesh(pairs: list[list[Any]]) -> Mesh:
+def _mesh(pairs: list[list[JsonValue]]) -> Mesh:
     return tuple((name, size) for name, size in pairs)
 
 

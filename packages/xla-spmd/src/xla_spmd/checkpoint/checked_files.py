@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import IO, Any, Final, ParamSpec, TypeVar
+from typing import IO, Final, ParamSpec, TypeVar
 
+from torch.distributed.checkpoint.filesystem import FileSystemBase
+
+from xla_core.contract.foreign_values import Attribute, ForeignObject
 from xla_spmd.checkpoint.state_dicts import StateValue
 
 Arguments = ParamSpec("Arguments")
@@ -48,7 +52,7 @@ class _SummedStream:
         """Size and checksum of everything that was written."""
         return self._size, self._sum.hexdigest()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         return getattr(self._stream, name)
 
 
@@ -63,12 +67,14 @@ class Written:
 class SummedFiles:
     """A file system of ``torch.distributed.checkpoint`` that records in ``written`` what is written through it."""
 
-    def __init__(self, files: Any, written: Written) -> None:
+    def __init__(self, files: FileSystemBase, written: Written) -> None:
         self._files = files
         self._written = written
 
     @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Iterator[IO[bytes] | _SummedStream]:
         """Open a file. The checksum of a file that is written is recorded when the file is closed."""
         if mode != "wb":
             with self._files.create_stream(path, mode) as stream:
@@ -83,14 +89,14 @@ class SummedFiles:
             raise
         self._written.sums[_name(path)] = summed.total()
 
-    def rename(self, path: Any, new_path: Any) -> None:
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Rename a file, and its recorded checksum."""
         self._files.rename(path, new_path)
         checksum = self._written.sums.pop(_name(path), None)
         if checksum is not None:
             self._written.sums[_name(new_path)] = checksum
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         return getattr(self._files, name)
 
 
@@ -114,7 +120,7 @@ def raising_errors_of_files(
     return run
 
 
-def _name(path: Any) -> str:
+def _name(path: str | os.PathLike[str]) -> str:
     return PurePath(str(path)).name
 
 
@@ -138,7 +144,7 @@ def fault(files: object, folder: str, sums: Mapping[str, Sum]) -> str | None:
     return None
 
 
-def _read(files: Any, path: str) -> Sum:
+def _read(files: ForeignObject, path: str) -> Sum:
     digest, size = hashlib.sha256(), 0
     with files.open(path, "rb") as file:
         while piece := file.read(_PIECE):

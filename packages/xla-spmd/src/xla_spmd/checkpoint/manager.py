@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from xla_spmd.checkpoint.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
 
+Arguments = ParamSpec("Arguments")
 T = TypeVar("T")
 
 MSG_POSITIVE: Final = "CheckpointManager: {name} is {got}; it has to be {wanted}"
@@ -302,7 +303,7 @@ class CheckpointManager:
         """The checksums of the files of all processes; complete only in the first process."""
         if self.pg is None:
             return written.sums
-        sums_by_process: list[Any] | None = (
+        sums_by_process: list[StateValue] | None = (
             [None] * dist.get_world_size(self.pg) if self._is_first else None
         )
         dist.gather_object(written.sums, sums_by_process, dist.get_global_rank(self.pg, 0), self.pg)
@@ -322,7 +323,7 @@ class CheckpointManager:
     def _is_first(self) -> bool:
         return self.pg is None or dist.get_rank(self.pg) == 0
 
-    def _agreed(self, choose: Callable[[], object], group: dist.ProcessGroup | None) -> Any:
+    def _agreed(self, choose: Callable[[], T], group: dist.ProcessGroup | None) -> T:
         """Let the group's first process call ``choose``, and return its result in all processes.
 
         If ``choose`` raises an error, the first process raises it, and the others raise an OSError with its number,
@@ -330,7 +331,7 @@ class CheckpointManager:
         """
         if group is None:
             return choose()
-        message: list[object] = [None, None, None]
+        message: list[StateValue] = [None, None, None]
         failed: Exception | None = None
         if self._is_first:
             try:
@@ -376,21 +377,21 @@ class _Progress:
         flight_ring.end(self._record)
         self._record = flight_ring.begin(kind, self._what)
 
-    def meeting_after(self, write: Callable[..., T]) -> Callable[..., T]:
+    def meeting_after(self, write: Callable[Arguments, T]) -> Callable[Arguments, T]:
         """``write``, followed by the phase of waiting for the others."""
 
-        def run(*args: Any, **named: Any) -> T:
+        def run(*args: Arguments.args, **named: Arguments.kwargs) -> T:
             result = write(*args, **named)
             self.goes_on_to(flight_ring.MEET)
             return result
 
         return run
 
-    def writing_in(self, write: Callable[..., T]) -> Callable[..., T]:
+    def writing_in(self, write: Callable[Arguments, T]) -> Callable[Arguments, T]:
         """``write`` as the phase of writing, followed by that of waiting for the others."""
         waits_then = self.meeting_after(write)
 
-        def run(*args: Any, **named: Any) -> T:
+        def run(*args: Arguments.args, **named: Arguments.kwargs) -> T:
             self.goes_on_to(flight_ring.WRITE)
             return waits_then(*args, **named)
 

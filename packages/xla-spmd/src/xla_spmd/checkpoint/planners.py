@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
@@ -88,7 +87,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 def _rows_in(
-    container: dict[Any, Any], path: tuple[object, ...]
+    container: StateValue, path: tuple[object, ...]
 ) -> Iterator[tuple[tuple[object, ...], dict[object, object], parts.Rows]]:
     """The ``Rows`` in nested dicts, each with its path and the dict that contains it."""
     for key, value in container.items():

@@ -10,8 +10,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ _STEPS: Final = "xla-preemption/{watch}/steps"
 _POLL_SECONDS: Final = 0.02
 
 _asked: Final = threading.Event()
-_former: list[Any] = []
+_former: list[Callable[[int, FrameType | None], object] | int | signal.Handlers | None] = []
 
 
 class _Meeting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -48,7 +48,7 @@ class ResumableLoader:
         *,
         shuffle: bool = True,
         seed: int = 0,
-        wrap: Callable[[DataLoader[Any]], Iterable[object]] | None = None,
+        wrap: Callable[[DataLoader[object]], Iterable[object]] | None = None,
         **options: object,
     ) -> None:
         self._dataset = dataset

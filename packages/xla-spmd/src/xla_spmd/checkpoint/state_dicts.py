@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
+from xla_core.contract.foreign_values import ForeignObject
+
 Path = tuple[int | str, ...]
 
-StateValue: TypeAlias = Any
+StateValue: TypeAlias = ForeignObject
 """A value in a state dict: a tensor, a number, any object that can be pickled, or a dict or list of these."""
 
 StateDict: TypeAlias = dict[str, StateValue]

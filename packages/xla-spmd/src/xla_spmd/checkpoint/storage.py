@@ -23,7 +23,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from fsspec.core import url_to_fs
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -224,7 +224,7 @@ class Storage:
         It records in ``written`` (default: None) which files it wrote, and the error of a file.
         """
         path = self._inside(name, url=True)
-        writer: Any = (
+        writer: FileSystemWriter = (
             distributed.fsspec_writer(path, threads)
             if self._is_url
             else FileSystemWriter(path, thread_count=threads, per_thread_copy_ahead=0)

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Final
+from typing import Final
 
+import torch
+
+from xla_core.contract.foreign_values import CoreTrace
 from xla_core.contract.step_sharding import DATA, PARAMETER, ShardingChoice
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.backends import Recorder
@@ -46,7 +49,7 @@ class AutomaticSharding:
     def __init__(self, backend: DevicesAsOne) -> None:
         self._backend = backend
         self._chosen_from = _NOTHING  # the kind of step that led to the choice
-        self._data: list[tuple[Any, tuple[int, ...], Annotation]] = []
+        self._data: list[tuple[torch.dtype, tuple[int, ...], Annotation]] = []
         self.choice: ShardingChoice | None = None
         self.names: tuple[str, ...] = ()
 
@@ -60,7 +63,7 @@ class AutomaticSharding:
         for slot in range(len(trace.inputs) if self._data else 0):
             self._split_data(trace, slot)
 
-    def _examine(self, trace: Any) -> None:
+    def _examine(self, trace: CoreTrace) -> None:
         """Make a choice if the step is of a kind from which none was made yet."""
         # the cheap tests come first: this runs before every step until one trains
         if self._chosen_from == _PRODUCTS and not _replaces_annotated(trace):
@@ -75,7 +78,7 @@ class AutomaticSharding:
         self._choose(trace, step, owners)
         self._chosen_from = kind
 
-    def _choose(self, trace: Any, step: RecordedStep, owners: Owners) -> None:
+    def _choose(self, trace: Recorder, step: RecordedStep, owners: Owners) -> None:
         if runtime.process_count() > 1:
             raise RuntimeError(MSG_PROCESSES.format(count=runtime.process_count()))
         choice = plugins.extensions().hook.xla_core_choose_shardings(step=step)

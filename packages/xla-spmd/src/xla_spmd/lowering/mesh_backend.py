@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from xla_core.contract.device_protocol import ArraySpec, Buffer, DeviceClient, Placement, Program
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import lowering
 from xla_core.extension_api.backends import (
     Backend,
@@ -49,7 +50,7 @@ class HostValue:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array: np.ndarray | None = array
-        self.placed: Any = None
+        self.placed: ForeignObject = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,7 +156,7 @@ class MeshBackend(DeviceBackend):
             buffer = buffer.placed
         return canonical(self.client.placement_of(buffer).sharding)
 
-    def move(self, buffer: Any, sharding: str | None) -> Buffer:
+    def move(self, buffer: ForeignObject, sharding: str | None) -> Buffer:
         """A buffer with the same value and the given ``sharding``. A program moves the parts between devices.
 
         A value that is on one device, from before SPMD mode, is copied by way of the host.
@@ -240,7 +241,7 @@ class MeshBackend(DeviceBackend):
 
     def device_buffer(self, storage: Storage) -> Buffer:
         """The buffer of a tensor on all devices, to which its value is moved if it is not there yet."""
-        buffer = storage.buffer
+        buffer: ForeignObject = storage.buffer
         annotation = storage_annotation(storage)
         annotated_text = annotation.text if annotation is not None else None
         if type(buffer) is HostValue:
@@ -272,7 +273,7 @@ class MeshBackend(DeviceBackend):
             buffer = buffer.placed
         return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
 
-    def has_no_layout(self, buffer: Any) -> bool:
+    def has_no_layout(self, buffer: Buffer) -> bool:
         """Whether a value is on no device yet; ahead of time, whether it is not split."""
         if type(buffer) is HostValue:
             return buffer.placed is None
@@ -280,7 +281,7 @@ class MeshBackend(DeviceBackend):
 
     def reshard_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
         """Give an input of the pending step, and the tensor that it comes from, the given ``sharding``."""
-        buffer = trace.inputs[slot]
+        buffer: ForeignObject = trace.inputs[slot]
         if self.shapes_only:
             spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), sharding)
             buffer = self.client.allocate(spec, Placement(self.devices, sharding))
@@ -292,7 +293,7 @@ class MeshBackend(DeviceBackend):
                 buffer = self.move(buffer, sharding)
         self._replace(trace, slot, buffer)
 
-    def _replace(self, trace: Recorder, slot: int, buffer: object) -> Any:
+    def _replace(self, trace: Recorder, slot: int, buffer: Buffer) -> Buffer:
         """Replace the buffer of a step's input by another one with the same value, and return it.
 
         The tensor that the input comes from gets it too, unless it has been given another value since.
@@ -304,7 +305,7 @@ class MeshBackend(DeviceBackend):
         trace.inputs[slot] = buffer
         return buffer
 
-    def _from_one_device(self, buffer: object, sharding: str | None) -> Any:
+    def _from_one_device(self, buffer: Buffer, sharding: str | None) -> Buffer:
         return self.transfer(
             self.client.get(exact_buffer(buffer)), Placement(self.devices, sharding)
         )
@@ -367,7 +368,7 @@ class MeshBackend(DeviceBackend):
             lowering=functools.partial(annotating, None if mesh is None else mesh.translate),
         )
 
-    def _mesh(self, texts: Any) -> ShardyMesh | None:
+    def _mesh(self, texts: Iterable[str | None]) -> ShardyMesh | None:
         return common_mesh(map(parse, texts), self.count)
 
 
@@ -381,7 +382,7 @@ def _annotated_storages(trace: Recorder) -> dict[int, str]:
     return shardings
 
 
-def _identity(value: object) -> tuple[Any]:
+def _identity(value: lowering.TracedValue) -> tuple[lowering.TracedValue]:
     return (value,)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from xla_core.contract.device_protocol import DeviceClient, Executable
+from xla_core.contract.device_protocol import Buffer, DeviceClient, Executable
 from xla_core.contract.step_sharding import (
     DATA,
     OTHER,
@@ -23,7 +23,7 @@ from xla_core.contract.step_sharding import (
 )
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Layout, Recorder, Storage
-from xla_core.extension_api.steps import Entry, Lift, Ref, Trace, operations_of, wanted
+from xla_core.extension_api.steps import Entry, Lift, Ref, TensorMeta, Trace, operations_of, wanted
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
 from xla_spmd.sharding.mesh import Mesh
@@ -41,11 +41,11 @@ class DevicesAsOne(Protocol):
         """The number of devices."""
         ...
 
-    def sharding_of(self, buffer: Any) -> str | None:
+    def sharding_of(self, buffer: Buffer) -> str | None:
         """The sharding of a buffer."""
         ...
 
-    def has_no_layout(self, buffer: object) -> bool:
+    def has_no_layout(self, buffer: Buffer) -> bool:
         """Whether no layout was chosen for a value yet."""
         ...
 
@@ -214,5 +214,5 @@ def _example(operand: object) -> object:
     return operand
 
 
-def _meta_tensor(meta: Any) -> torch.Tensor:
+def _meta_tensor(meta: TensorMeta) -> torch.Tensor:
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta")

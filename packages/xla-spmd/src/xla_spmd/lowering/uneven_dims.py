@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +19,10 @@ from jax import Array
 
 from xla_core.contract.device_protocol import ArraySpec
 from xla_core.extension_api import shardings
+from xla_core.extension_api.lowering import JaxObject
 from xla_spmd.sharding.hlo_sharding import parse
 
-Function: TypeAlias = Callable[..., Any]
+Function: TypeAlias = Callable[..., Sequence[Array]]
 Texts: TypeAlias = Sequence[str | None]
 
 
@@ -53,7 +54,11 @@ def padding(
 
 
 def _padded_call(
-    function: Function, cuts: Sequence[Any], outputs: Texts, annotations: Texts, *arguments: Any
+    function: Function,
+    cuts: Sequence[tuple[tuple[int, ...], JaxObject] | None],
+    outputs: Texts,
+    annotations: Texts,
+    *arguments: Array,
 ) -> list[Array]:
     values = [a if cut is None else _cut(a, *cut) for a, cut in zip(arguments, cuts, strict=True)]
     results = function(*values)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Container, Iterator
+from typing import Final
 
 from xla_core.contract import events
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.support import flight_ring
 from xla_core.support.once import Once
 from xla_spmd.lowering.mesh_backend import MeshBackend
@@ -51,7 +52,7 @@ def rows_of(hlo: str) -> list[dict[str, object]]:
     """
     lines = _lines_of_frames(hlo)
     texts = {collective.name: collective for collective in collectives_in(hlo)}
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str, str], JsonObject] = {}
     for name, text in _instructions(hlo, texts):
         groups = _GROUPS.search(text)
         key = texts[name].kind, groups["text"] if groups else "", _place(text, lines)
@@ -62,7 +63,7 @@ def rows_of(hlo: str) -> list[dict[str, object]]:
     return sorted(rows.values(), key=lambda row: -row["bytes"])[:MOST_ROWS]
 
 
-def _instructions(hlo: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _instructions(hlo: str, names: Container[str]) -> Iterator[tuple[str, str]]:
     """Name and line of each instruction that has one of ``names``."""
     for line in hlo.splitlines():
         name = line.strip().removeprefix("ROOT ").partition(" = ")[0].removeprefix("%")

@@ -8,12 +8,13 @@ import gc
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from xla_core.contract.device_protocol import Buffer
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Storage
 from xla_core.extension_api.tensors import XLATensor, storage_of
@@ -147,7 +148,7 @@ def _part_bytes(backend: MeshBackend, buffer: Buffer) -> dict[int, int]:
         buffer = buffer.placed
     if buffer is None:
         return {}
-    parts: Sequence[tuple[int, Any]] = backend.client.shards(buffer)
+    parts: Sequence[tuple[int, ForeignObject]] = backend.client.shards(buffer)
     return {
         backend.devices.index(device): math.prod(part.shape) * np.dtype(part.dtype).itemsize
         for device, part in parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import importlib.util
-from typing import Any, Final
+from typing import Final, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ MSG_NONE: Final = (
 )
 
 
+class _Look(TypedDict, total=False):
+    """The options of ``visualize_sharding``."""
+
+    use_color: bool
+    scale: float
+    min_width: int
+    max_width: int
+
+
 def visualize_sharding(
     sharding: str,
     use_color: bool = True,
@@ -58,7 +67,7 @@ def visualize_sharding(
     return table
 
 
-def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> object:
+def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Unpack[_Look]) -> object:
     """Print a picture of the sharding of ``t``, and return it. ``kwargs`` are those of ``visualize_sharding``.
 
     Raises ValueError if ``t`` has no sharding, and what ``visualize_sharding`` raises.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Final
+
+import torch
 
 from xla_core.extension_api import runtime
 from xla_core.extension_api.backends import Storage
@@ -33,11 +35,11 @@ class Annotation:
 
     sharding: Sharding
     text: str | None
-    mesh: Any
+    mesh: Mesh
     spec: Spec
 
 
-def annotation_of(tensor: Any) -> Annotation | None:
+def annotation_of(tensor: torch.Tensor) -> Annotation | None:
     """The annotation of a tensor, or None. A view of another tensor has none."""
     return None if view_of(tensor) is not None else storage_annotation(storage_of(tensor))
 
@@ -72,7 +74,7 @@ def checked_sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding
     return _sharding(mesh, _frozen(spec), shape)
 
 
-def _frozen(spec: Spec) -> tuple[Any, ...]:
+def _frozen(spec: Spec) -> Spec:
     return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -13,7 +13,7 @@ from xla_spmd.sharding.partition_spec import Spec, axes_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor import Placement, Shard
 
 MSG_DEVICE_TYPE: Final = (
     "the device mesh is for {kind!r} devices; tensors are split over "
@@ -87,7 +87,7 @@ def placements_of(spec: Spec, mesh: Mesh) -> tuple[Placement, ...]:
 
 def checked_partition_spec(
     shape: tuple[int, ...], placements: Sequence[Placement], rank: int
-) -> tuple[Any, ...]:
+) -> tuple[int | tuple[int, ...] | None, ...]:
     """The partition spec, in numbers of mesh axes, of a tensor of ``shape`` on a mesh of ``rank`` dimensions.
 
     Raises ValueError unless there are ``rank`` placements, PlacementError for one that is neither ``Shard`` nor
@@ -113,7 +113,7 @@ def convert_to_xla_partition_spec(
 
 def _partition_spec(
     shape: tuple[int, ...], placements: tuple[Placement, ...]
-) -> tuple[object, ...]:
+) -> tuple[int | tuple[int, ...] | None, ...]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     axes: list[list[int]] = [[] for _ in shape]
@@ -128,7 +128,7 @@ def _partition_spec(
     return tuple(tuple(a) if len(a) > 1 else a[0] if a else None for a in axes)
 
 
-def _check_dimension(placement: Any, shape: tuple[int, ...]) -> None:
+def _check_dimension(placement: Shard, shape: tuple[int, ...]) -> None:
     rank, dim = len(shape), placement.dim
     if rank == 0:
         raise PlacementDimensionError(MSG_NO_DIMENSION.format(dim=dim, placement=placement))

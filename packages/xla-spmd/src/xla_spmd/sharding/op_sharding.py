@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class _FromLists(type):
         group_assignment: Sequence[object],
         replication_groups: Sequence[Sequence[int]],
         sharding_type: int,
-    ) -> Any:
+    ) -> Sharding:
         return from_lists(tile_assignment, group_assignment, replication_groups, sharding_type)
 
     def __instancecheck__(cls, instance: object) -> bool:

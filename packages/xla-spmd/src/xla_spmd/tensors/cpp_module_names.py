@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -67,8 +67,8 @@ class XlaShardingSpec:
     def __init__(
         self,
         tensor: torch.Tensor,
-        tile_assignment: Sequence[Any],
-        group_assignment: Sequence[Any],
+        tile_assignment: Sequence[object],
+        group_assignment: Sequence[object],
         replication_groups: Sequence[Sequence[int]],
         sharding_type: int,
         minibatch: bool = False,

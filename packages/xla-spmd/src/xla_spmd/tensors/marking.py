@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch.autograd.function import FunctionCtx
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.extension_api import runtime
 from xla_core.extension_api.operators import Gradients, Operand, handler_of
 from xla_core.extension_api.steps import Trace
@@ -175,7 +176,7 @@ def is_sharded(t: torch.Tensor) -> bool:
 def wrap_if_sharded(x: Operand) -> Operand:
     """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor; anything else is returned as it is."""
     if isinstance(x, torch.Tensor) and not isinstance(x, XLAShardedTensor) and is_sharded(x):
-        annotation = storage_of(x).annotation  # type: ignore[attr-defined]
+        annotation: ForeignObject = storage_of(x).annotation  # type: ignore[attr-defined]
         return wrap_as_sharded_tensor(x, annotation.mesh, annotation.spec)
     return x
 

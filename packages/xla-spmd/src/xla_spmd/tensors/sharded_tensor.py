@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
+from xla_core.contract.foreign_values import AnyFunction, ForeignObject
 from xla_core.extension_api import runtime, tensors
 from xla_core.extension_api.operators import Gradients, Operand, when_dynamo_is_used
 from xla_core.extension_api.tensors import XLATensor, alias, materialise, storage_of, view_of
@@ -31,6 +32,7 @@ from xla_spmd.sharding.dtensor_placements import (
 )
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
 from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.partition_spec import Spec
 from xla_spmd.tensors.resharding import Dtypes, resharded
 
 if TYPE_CHECKING:
@@ -93,14 +95,14 @@ class XLAShardedTensor(XLATensor):
     """
 
     __slots__ = ("mesh", "partition_spec")
-    mesh: Any
-    partition_spec: Any
+    mesh: Mesh
+    partition_spec: Spec
 
     def __new__(
         cls,
         elem: torch.Tensor,
         mesh_shape: Sequence[int] | None = None,
-        partition_spec: Any = None,
+        partition_spec: Spec | None = None,
         *,
         requires_grad: bool = False,
     ) -> XLAShardedTensor:
@@ -111,7 +113,7 @@ class XLAShardedTensor(XLATensor):
         )
         return sharded.requires_grad_() if requires_grad else sharded
 
-    def __init__(self, *_args: Operand, **_named: Any) -> None:
+    def __init__(self, *_args: Operand, **_named: object) -> None:
         """Do nothing: ``__new__`` has wrapped the tensor."""
 
     @property
@@ -262,7 +264,9 @@ class XLAShardedTensor(XLATensor):
 def _keep_out_of_graphs() -> None:
     """Make ``torch.compile`` break its graphs at the methods that redistribute tensors."""
     for name in ("redistribute", "full_tensor", "to_local"):
-        method: Any = torch.compiler.disable(getattr(XLAShardedTensor, name), reason=MSG_IN_GRAPHS)
+        method: AnyFunction = torch.compiler.disable(
+            getattr(XLAShardedTensor, name), reason=MSG_IN_GRAPHS
+        )
         setattr(XLAShardedTensor, name, method)
 
 
@@ -289,8 +293,8 @@ def _as(tensor: XLATensor, kind: type[XLATensor]) -> Operand:
 
 def wrap_as_sharded_tensor(
     t: torch.Tensor,
-    mesh: Any = None,
-    partition_spec: Any = (),
+    mesh: Mesh | None = None,
+    partition_spec: Spec = (),
     *,
     mesh_shape: Sequence[int] | None = None,
 ) -> XLAShardedTensor:
@@ -350,7 +354,7 @@ def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
     return None if sharding is None else sharding.type
 
 
-def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
+def placed(tensor: XLATensor) -> tuple[MeshBackend, ForeignObject]:
     """The backend and the buffer of a tensor, whose value is computed and placed on the devices if necessary.
 
     Raises RuntimeError outside SPMD mode.
@@ -380,7 +384,7 @@ def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | Elli
     indices = sharding.indices(tensor.shape)
     local = [d.id for d in backend.client.local_devices()]
     places = sharding.places()
-    last_copy: dict[Any, int] = {}  # by part
+    last_copy: dict[tuple[int, ...] | None, int] = {}  # by part
     copies = {}  # by device
     for number in range(backend.count):
         part = places.get(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -17,14 +17,17 @@ from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert
 from xla_spmd.sharding.mode import use_spmd
 from xla_spmd.tensors.marking import mark_sharding
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
 
 
-def with_xla(func: Callable[..., object]) -> Callable[..., Any]:
+def with_xla(func: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A decorator that turns SPMD mode on before ``func`` runs."""
 
     @functools.wraps(func)
-    def run(*args: Tree, **kwargs: Tree) -> Tree:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         use_spmd()
         return func(*args, **kwargs)
 
@@ -90,7 +93,7 @@ def xla_distribute_module(
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, device_mesh)
     if input_fn is not None:
-        before: Callable[..., Any] = functools.partial(_before, input_fn, device_mesh)
+        before: Callable[..., object] = functools.partial(_before, input_fn, device_mesh)
         module.register_forward_pre_hook(before)
     if output_fn is not None:
         after: Callable[..., object] = functools.partial(_after, output_fn, device_mesh)

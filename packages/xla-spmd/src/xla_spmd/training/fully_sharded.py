@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 
+from xla_core.contract.foreign_values import Attribute
 from xla_core.extension_api.operators import Tree
 from xla_core.extension_api.tensors import XLATensor
 from xla_spmd.sharding.mesh import Mesh, get_global_mesh
@@ -29,7 +30,7 @@ MSG_OUTPUT: Final = (
     "first dimension"
 )
 
-ShardOutput = Callable[[Any, Mesh], None]
+ShardOutput = Callable[[Tree, Mesh], None]
 
 
 class SpmdFullyShardedDataParallel(nn.Module):
@@ -109,14 +110,14 @@ class SpmdFullyShardedDataParallel(nn.Module):
             mark_sharding(first, self._mesh, (rows, *[None] * (first.dim() - 1)))
         return output
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Attribute:
         """Look up attributes that this module does not have in the wrapped module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_orig_module"), name)
 
-    def __getitem__(self, key: int) -> Any:
+    def __getitem__(self, key: int) -> nn.Module:
         """The item ``key`` of the wrapped module (``nn.Sequential``)."""
         return self.module[key]  # type: ignore[index]
 

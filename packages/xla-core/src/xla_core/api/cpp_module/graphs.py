@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -24,6 +24,7 @@ from xla_core.dispatch.transfers import materialise
 from xla_core.execution import deferred_steps, run_step, runtime
 from xla_core.execution.pending_graph import graph_of, read_inputs
 from xla_core.jax_bridge import hlo_primitives
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
@@ -34,6 +35,7 @@ from xla_core.recording.storage import PLACEHOLDER
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches, counters
+from xla_core.torch_bridge.operands import Operand
 
 MSG_UNKNOWN_GRAPH: Final = (
     "no graph with the hash {hash} was compiled by _xla_warm_up_cache in this process: call it with "
@@ -60,7 +62,7 @@ def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
 def _hash(entries: Sequence[Entry], outputs: Sequence[int]) -> bytes:
     numbers: dict[int, int] = {}
 
-    def word(operand: Any) -> Any:
+    def word(operand: Operand) -> str:
         if isinstance(operand, Ref):
             if operand.vid not in numbers:
                 numbers[operand.vid] = len(numbers)
@@ -186,10 +188,10 @@ class _Cached:
     ints: list[int]
     seeds: list[int]
 
-    def arguments(self, tensors: Sequence[XLATensor]) -> list[Any]:
+    def arguments(self, tensors: Sequence[XLATensor]) -> list[Buffer]:
         """The program's arguments for these inputs; inputs that the results do not depend on are zeros."""
         backend = self.trace.backend
-        buffers: list[object] = [None] * len(self.inputs)
+        buffers: list[JaxObject] = [None] * len(self.inputs)
         for position, tensor in zip(self.given, tensors, strict=True):
             buffer = materialise(tensor._s.trace, tensor._s)
             unwritten = buffer is None

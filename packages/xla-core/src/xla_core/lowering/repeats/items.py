@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
+
+from xla_core.contract.foreign_values import ForeignObject
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -19,7 +21,7 @@ class Node:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     weight: float = 1.0
-    payload: Any = None
+    payload: ForeignObject = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)

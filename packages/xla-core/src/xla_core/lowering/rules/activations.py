@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -42,14 +42,14 @@ def threshold_backward(grad_output: Array, self: Array, threshold: Scalar) -> Ar
 
 
 @rule(*present("leaky_relu"))
-def leaky_relu(self: Array, negative_slope: Any = 0.01) -> Array:
+def leaky_relu(self: Array, negative_slope: float = 0.01) -> Array:
     """``self`` above zero, ``negative_slope * self`` below."""
     return where(self > 0, self, self * np.float64(negative_slope).astype(self.dtype))
 
 
 @rule(*present("leaky_relu_backward"))
 def leaky_relu_backward(
-    grad_output: Array, self: Array, negative_slope: Any, self_is_result: bool
+    grad_output: Array, self: Array, negative_slope: float, self_is_result: bool
 ) -> Array:
     """The gradient of ``leaky_relu``."""
     slope = np.float64(negative_slope).astype(grad_output.dtype)
@@ -69,7 +69,7 @@ def hardtanh_backward(grad_output: Array, self: Array, min_val: Scalar, max_val:
     return where(outside, jnp.zeros_like(grad_output), grad_output)
 
 
-def _elu_scales(alpha: Any, scale: Any, input_scale: Any) -> tuple[float, float, float]:
+def _elu_scales(alpha: float, scale: float, input_scale: float) -> tuple[float, float, float]:
     return float(alpha) * float(scale), float(scale), float(input_scale)
 
 
@@ -88,9 +88,9 @@ def celu(self: Array, alpha: Scalar = 1.0) -> Array:
 @rule(*present("elu_backward"))
 def elu_backward(
     grad_output: Array,
-    alpha: Scalar,
-    scale: Scalar,
-    input_scale: Scalar,
+    alpha: float,
+    scale: float,
+    input_scale: float,
     is_result: bool,
     self_or_result: Array,
 ) -> Array:
@@ -257,8 +257,8 @@ def rrelu_with_noise_backward(
     grad_output: Array,
     self: Array,
     noise: Array,
-    lower: Any,
-    upper: Any,
+    lower: float,
+    upper: float,
     training: bool,
     self_is_result: bool,
 ) -> Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from torch._ops import OpOverload
 
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.operators.lowering_registry import RuleContext, aten
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import numpy_dtype
@@ -39,7 +40,7 @@ def broadcast_to(array: Array, shape: Shape) -> Array:
     return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
 
-def where(condition: Array, on_true: Any, on_false: Any) -> Array:
+def where(condition: Array, on_true: TracedValue, on_false: TracedValue) -> Array:
     """``lax.select`` with broadcasting; plain numbers take the dtype of the other branch.
 
     Unlike ``jnp.where`` it emits no function call.
@@ -74,7 +75,7 @@ def scalar(value: Scalar, dtype: np.dtype) -> Array:
     return jnp.asarray(value).astype(dtype)
 
 
-def count_as(count: Scalar, dtype: np.dtype) -> Any:
+def count_as(count: Scalar, dtype: np.dtype) -> TracedValue:
     """A number of elements, or made of one, as a number of ``dtype``; of symbolic sizes as a 0-d array."""
     return dtype.type(count) if isinstance(count, (int, float)) else scalar(count, dtype)
 

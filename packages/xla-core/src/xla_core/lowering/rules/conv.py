@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from xla_core.lowering import compile_settings
 from xla_core.lowering.rules.common import is_integer
 from xla_core.operators import target
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
+from xla_core.torch_bridge.operands import Operand
 
 # Kernel positions up to which a sum of shifted products wins: for values, for weight gradients.
 _MAX_TAPS = 64
@@ -236,7 +236,7 @@ def convolution_backward(
     grad_output: Array,
     input: Array,
     weight: Array,
-    *settings: Any,
+    *settings: Operand,
 ) -> tuple[Array | None, ...]:
     """Gradients by input, weight and bias; None where the output mask says so."""
     # The two overloads differ only in bias_sizes, which the shape of the gradient tells anyway.

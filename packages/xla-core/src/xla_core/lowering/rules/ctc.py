@@ -5,18 +5,17 @@ The lengths are operands, so that a program serves every batch of the same padde
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import aten, rule
+from xla_core.torch_bridge.operands import Operand
 
 
 def _loss_meta(
-    log_probs: torch.Tensor, targets: torch.Tensor, *settings: Any
+    log_probs: torch.Tensor, targets: torch.Tensor, *settings: Operand
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps, batch, classes = log_probs.shape
     blank = settings[2] if len(settings) > 2 else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import torch
 from jax import Array
@@ -12,6 +11,7 @@ from xla_core.jax_bridge import custom_call_primitives
 from xla_core.operators.lowering_registry import rule
 from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_core.torch_bridge.marking_ops import result_specs, results_of
+from xla_core.torch_bridge.operands import Operand
 
 _PLACEMENT = "annotate_device_placement"
 
@@ -71,7 +71,9 @@ def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
 
 
 @rule(torch.ops.xla.mark_tensor.default, meta=_like, whole_step=True)
-def mark_tensor(x: Array, name: str, pos: int, id: str, is_input: bool, attr: Any = None) -> Array:
+def mark_tensor(
+    x: Array, name: str, pos: int, id: str, is_input: bool, attr: Operand = None
+) -> Array:
     """``x``, marked as an operand or result of the composite ``name``."""
     attributes = None if attr is None else dict(attr)
     return custom_call_primitives.mark(

@@ -7,8 +7,6 @@ the CPU raises. Gradients are scatter-adds: on XLA:CPU a product with a one-hot 
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -88,7 +86,9 @@ def _bags(indices: Array, offsets: Array, include_last_offset: bool) -> tuple[Ar
     return jnp.cumsum(starts, dtype=np.int64) - 1, count
 
 
-def _bag_max(rows: Array, indices: Array, bags: Array, valid: Array, count: int) -> Any:
+def _bag_max(
+    rows: Array, indices: Array, bags: Array, valid: Array, count: int
+) -> tuple[Array, Array]:
     """Maximum over each bag, and the table row it came from; zeros for an empty bag."""
     low = jnp.asarray(-jnp.inf, rows.dtype)
     rows = select(valid[:, None], rows, low)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array, lax
 
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.rules.common import (
     Scalar,
     broadcast_to,
@@ -68,12 +67,12 @@ def scalar_tensor(context: RuleContext, s: Scalar, **options: object) -> Array:
     return convert(jnp.asarray(s), output_dtype(context))
 
 
-def _number(value: Scalar, dtype: np.dtype) -> Any:
+def _number(value: Scalar, dtype: np.dtype) -> TracedValue:
     """A number, or a size that is none yet, in ``dtype``."""
     return dtype.type(value) if isinstance(value, (int, float)) else scalar(value, dtype)
 
 
-def _progression(context: RuleContext, start: Any, step: Any) -> Array:
+def _progression(context: RuleContext, start: TracedValue, step: TracedValue) -> Array:
     """``start + i * step``, computed exactly for whole numbers and in float64 otherwise."""
     dtype, shape = output_dtype(context), output_shape(context)
     if not is_float(dtype):

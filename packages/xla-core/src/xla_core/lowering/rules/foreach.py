@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +22,7 @@ from xla_core.lowering.rules.common import (
 from xla_core.lowering.rules.reductions import sum_over
 from xla_core.operators.lowering_registry import RuleContext, rule, rule_of
 from xla_core.operators.run_rule import run_rule
-from xla_core.torch_bridge.operands import NamedOperands, Operands
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 UNARY: Final = (
     "abs", "acos", "asin", "atan", "ceil", "clone", "cos", "cosh", "erf", "erfc", "exp", "expm1",
@@ -113,7 +113,7 @@ def _fused_multiply(name: str) -> Callable[..., list[Array]]:
     single = find_overload(name)
 
     def each(
-        context: RuleContext, self: Array, tensor1: Array, tensor2: Array, value: Any = 1
+        context: RuleContext, self: Array, tensor1: Array, tensor2: Array, value: Operand = 1
     ) -> list[Array]:
         count = len(context.outputs)
         several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +44,7 @@ def _fractional(
     planes = opmath(x).reshape(-1, *sizes)
     # An unbatched input takes the numbers of the first image, however many there are.
     drawn = samples.reshape(-1, rank)[: planes.shape[0]].astype(planes.dtype)
-    flat: Any = jnp.zeros((planes.shape[0], *[1] * 2 * rank), np.int32)
+    flat: Array = jnp.zeros((planes.shape[0], *[1] * 2 * rank), np.int32)
     for axis, (size, window, count) in enumerate(zip(sizes, kernel, output, strict=True)):
         first = _starts(drawn[:, order[axis]], size, count, window)
         place = first[:, :, None] + jnp.arange(window, dtype=np.int32)

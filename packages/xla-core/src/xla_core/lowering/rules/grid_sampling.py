@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import rule
@@ -62,8 +62,8 @@ def _places(grid: Array, sizes: Sequence[int], align_corners: bool) -> list[Arra
 def _read(image: Array, places: Sequence[Array]) -> Array:
     """The image at whole places, zero outside: ``[N, C, *points]``."""
     sizes, batch = image.shape[2:], image.shape[0]
-    inside: Any = True
-    flat: Any = 0
+    inside: TracedValue = True
+    flat: TracedValue = 0
     for x, size in zip(places, sizes, strict=True):
         inside = inside & (x >= 0) & (x <= size - 1)
         flat = flat * size + jnp.clip(x, 0, size - 1).astype(np.int32)

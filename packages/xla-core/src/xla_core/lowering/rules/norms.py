@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,7 @@ from torch._ops import OpOverload
 
 from xla_core.lowering.rules.common import Scalar, count_as, is_one, opmath, output_shape
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
+from xla_core.torch_bridge.operands import Operand
 
 
 def _moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array, Array]:
@@ -49,7 +49,9 @@ def _promised(context: RuleContext, index: int, value: Array) -> Array:
     return value.reshape(shape) if math.prod(shape) == value.size else jnp.zeros(shape, value.dtype)
 
 
-def _with_statistics(overload: OpOverload, running: Sequence[int] = ()) -> Callable[..., Any]:
+def _with_statistics(
+    overload: OpOverload, running: Sequence[int] = ()
+) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A meta kernel of ``overload`` whose statistics have the dtypes that they have on the CPU.
 
     The saved ones, results 1 and 2, have the operands' dtype if all have one, float32 if half-precision
@@ -57,7 +59,7 @@ def _with_statistics(overload: OpOverload, running: Sequence[int] = ()) -> Calla
     own meta kernel says what a GPU gives.
     """
 
-    def meta(*args: Any, **kwargs: Any) -> object:
+    def meta(*args: Operand, **kwargs: Operand) -> tuple[torch.Tensor, ...]:
         results = list(overload(*args, **kwargs))
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         dtype = tensors[0].dtype
@@ -96,7 +98,12 @@ def _batch_statistics(
 
 
 def _affine(
-    x: Array, mean: Array, rstd: Array, weight: Array | None, bias: Array | None, shape: Any
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    bias: Array | None,
+    shape: Sequence[int],
 ) -> Array:
     """``(x - mean) * rstd * weight + bias`` as one product and one sum per element."""
     scale = rstd if weight is None else rstd * _shaped(weight, x, shape)

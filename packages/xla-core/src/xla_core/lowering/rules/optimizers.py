@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import Scalar, opmath, present, scalar, where
 from xla_core.operators.lowering_registry import rule
+from xla_core.torch_bridge.operands import Operand
 
 Arrays = list[Array]
 
@@ -95,7 +96,7 @@ def _adam(
     return _unless_infinite(found_inf, old, new)
 
 
-def _adam_rule(decoupled: bool) -> Any:
+def _adam_rule(decoupled: bool) -> Callable[..., Arrays]:
     def step(
         self: Arrays,
         grads: Arrays,
@@ -196,7 +197,7 @@ rule(*present("_fused_adagrad.tensor_lr"), lift=("lr",))(_adagrad)
 
 @rule(*present("_fused_adagrad"), lift=("lr",))
 def fused_adagrad(
-    self: Arrays, grads: Arrays, state_sums: Arrays, state_steps: Arrays, **options: Any
+    self: Arrays, grads: Arrays, state_sums: Arrays, state_steps: Arrays, **options: Operand
 ) -> Arrays:
     """As the ``tensor_lr`` overload, and the unchanged step counts as a fourth list."""
     return [*_adagrad(self, grads, state_sums, state_steps, **options), *state_steps]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ from xla_core.lowering.rules.common import Scalar, broadcast_to
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import Promotion, aten, rule
 
-_Step = Callable[[Any, Array, Array, Array], Array]
+_Step = Callable[[Array, Array, Array, Array], Array]
 
 
 def _evaluate(x: Array, n: Array, first: Array, step: _Step) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from xla_core.jax_bridge.symbolic_sizes import are_all, is_symbolic
+from xla_core.jax_bridge.traced_values import Size, TracedValue
 from xla_core.lowering.rules.common import count_as, opmath
 from xla_core.lowering.rules.window import (
     Axis,
@@ -25,12 +25,14 @@ from xla_core.lowering.rules.window import (
 from xla_core.operators.lowering_registry import aten, rule
 
 
-def _edges(size: Any, count: Any, place: Any) -> tuple[Any, Any]:
+def _edges(
+    size: TracedValue, count: TracedValue, place: TracedValue
+) -> tuple[TracedValue, TracedValue]:
     """Start and end of the windows at these places; neighbours overlap where the sizes do not divide."""
     return place * size // count, -(-(place + 1) * size // count)
 
 
-def _average_matrix(size: Any, count: Any) -> Any:
+def _average_matrix(size: Size, count: Size) -> TracedValue | None:
     """The part of each element in each window, ``[count, size]``: an array of jax where a size varies."""
     if is_symbolic(size) or is_symbolic(count):
         shape = (count, size)
@@ -44,7 +46,7 @@ def _average_matrix(size: Any, count: Any) -> Any:
     return ((place >= low) & (place < high)) / (high - low)
 
 
-def _matrices(shape: Sequence[int], counts: Sequence[int]) -> list[Any]:
+def _matrices(shape: Sequence[int], counts: Sequence[int]) -> list[TracedValue | None]:
     sizes = shape[len(shape) - len(counts) :]
     return [_average_matrix(n, m) for n, m in zip(sizes, counts, strict=True)]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array, lax
 
+from xla_core.jax_bridge.traced_values import Size, TracedValue
 from xla_core.lowering.rules import complex_functions
 from xla_core.lowering.rules.common import (
     Scalar,
@@ -209,7 +209,7 @@ def count_nonzero(self: Array, dim: Dims = None) -> Array:
     return sum_over(truth(self).astype(np.int64), normalize_dims(dim, self.ndim))
 
 
-def _freedom(count: Any, correction: Any, dtype: np.dtype) -> object:
+def _freedom(count: Size, correction: TracedValue, dtype: np.dtype) -> object:
     """``max(count - correction, 0)``, what a variance is divided by."""
     correction = 1 if correction is None else correction
     if isinstance(count, int):

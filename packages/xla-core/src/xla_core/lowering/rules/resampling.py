@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,7 @@ from jax import Array, lax
 from torch._ops import OpOverload
 
 from xla_core.jax_bridge.symbolic_sizes import bounds, is_symbolic
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.rules.common import count_as, opmath, present
 from xla_core.lowering.rules.window import separable, transposed
 from xla_core.operators.lowering_registry import rule
@@ -25,7 +26,7 @@ from xla_core.operators.lowering_registry import rule
 aten = torch.ops.aten
 
 # Source of one output entry: places and weights, each of shape [out, taps].
-_Taps = tuple[Any, Any]
+_Taps = tuple[TracedValue, TracedValue]
 
 # The parameter of PyTorch's cubic kernel.
 _CUBIC_A = -0.75
@@ -39,12 +40,12 @@ def _precision_of(array: Array) -> _Precision:
     return np.float64 if array.dtype in (np.float64, np.uint8) else np.float32
 
 
-def _numbers(*sizes: int) -> Any:
+def _numbers(*sizes: int) -> ModuleType:
     """What computes with places along these sizes: numpy, or jax.numpy where one of them varies."""
     return jnp if any(map(is_symbolic, sizes)) else np
 
 
-def _step(size: int, count: int, scale: float | None, precision: _Precision) -> Any:
+def _step(size: int, count: int, scale: float | None, precision: _Precision) -> TracedValue:
     """How far apart two neighbours' sources are."""
     if scale:
         return precision(1 / scale)
@@ -55,7 +56,7 @@ def _step(size: int, count: int, scale: float | None, precision: _Precision) -> 
     return _float64(size) / _float64(count)
 
 
-def _float64(size: int) -> Any:
+def _float64(size: int) -> Array:
     return jnp.asarray(size, np.float64)
 
 
@@ -82,7 +83,7 @@ def _float32_quotient(size: int, count: int) -> Array:
     return kept.astype(np.float32) * scale
 
 
-def _nearest_places(size: int, count: int, scale: float | None, shift: float) -> Any:
+def _nearest_places(size: int, count: int, scale: float | None, shift: float) -> TracedValue:
     numbers = _numbers(size, count)
     place = numbers.arange(count, dtype=np.float32)
     # In float32 whatever the operand is.
@@ -93,7 +94,7 @@ def _nearest_places(size: int, count: int, scale: float | None, shift: float) ->
 
 def _sources(
     size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
-) -> Any:
+) -> TracedValue:
     numbers = _numbers(size, count)
     place = numbers.arange(count, dtype=np.float64)
     if align_corners and numbers is np:
@@ -131,7 +132,7 @@ def _cubic_taps(
     return places, numbers.where(distances <= 1, near, far)
 
 
-def _matrix(size: int, count: int, taps: _Taps) -> Any:
+def _matrix(size: int, count: int, taps: _Taps) -> TracedValue:
     if _numbers(size, count) is np:
         matrix = np.zeros((count, size))
         np.add.at(matrix, (np.arange(count)[:, None], taps[0]), taps[1])
@@ -154,7 +155,7 @@ def _matrices(
     align_corners: bool,
     scales: Sequence[float | None],
     precision: _Precision,
-) -> list[Any]:
+) -> list[TracedValue | None]:
     return [
         None if n == m else _matrix(n, m, taps(n, m, align_corners, s, precision))
         for n, m, s in zip(sizes, counts, scales, strict=True)
@@ -232,7 +233,7 @@ def _collect(grad: Array, axis: int, size: int, scale: float | None, shift: floa
         return jnp.sum(parts, axis + 1)
     places = _nearest_places(size, count, scale, shift)
     matrix = _matrix(size, count, (places[:, None], _numbers(size, count).ones((count, 1))))
-    tail: list[Any] = [None] * (grad.ndim - axis - 1)
+    tail: list[None] = [None] * (grad.ndim - axis - 1)
     return separable(grad, [matrix.T, *tail])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +140,7 @@ def _cast_number(value: Array, dtype: np.dtype) -> Array:
     return value.astype(dtype)
 
 
-def _integers(context: RuleContext, low: Any, high: Any) -> Array:
+def _integers(context: RuleContext, low: int, high: int) -> Array:
     """Integers in [low, high); computed in int64 only where the bounds need it."""
     narrow = low >= -(2**31) and high <= 2**31 - 1
     drawn = jax.random.randint(
@@ -383,8 +383,8 @@ def rrelu_with_noise(
     context: RuleContext,
     self: Array,
     noise: Array,
-    lower: Scalar = 0.125,
-    upper: Scalar = 1.0 / 3.0,
+    lower: float = 0.125,
+    upper: float = 1.0 / 3.0,
     training: bool = False,
 ) -> tuple[Array, Array]:
     """Leaky ReLU with a random slope for each negative element in training; and the slopes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from xla_core.lowering.rules.common import Scalar, is_nan, opmath, output_shape
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
 from xla_core.operators.lowering_registry import RuleContext, aten, inspected_rule, rule
+from xla_core.torch_bridge.operands import Operand
 
 _STARTS: Final = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
@@ -91,7 +92,7 @@ def _looks(data: torch.Tensor, reduce: str, **named: object) -> bool:
     return lengths is not None and not named.get("unsafe", False)
 
 
-def _is_refused(data: Any, lengths: Any, offsets: Any) -> bool:
+def _is_refused(data: Operand, lengths: Operand, offsets: Operand) -> bool:
     """Whether the CPU has no kernel for these dtypes, or nothing to reduce."""
     bounds = lengths if lengths is not None else offsets
     return (
@@ -112,7 +113,7 @@ def segment_reduce(
     offsets: Array | None = None,
     axis: int = 0,
     unsafe: bool = False,
-    initial: Any = None,
+    initial: float | None = None,
 ) -> tuple[Array, Array]:
     """One entry per segment; the number is -1 where the lengths do not add up to the dimension."""
     if _is_refused(data, lengths, offsets):
@@ -147,7 +148,7 @@ def segment_reduce_backward(
     lengths: Array | None = None,
     offsets: Array | None = None,
     axis: int = 0,
-    initial: Any = None,
+    initial: float | None = None,
 ) -> Array:
     """The gradient of ``data``; equal extremes of a segment share theirs."""
     segments = _Segments(data.shape, lengths, offsets, axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -71,7 +71,12 @@ def complex_log_add_exp(value: Array, total: Array) -> Array:
     return where(is_nan(value) | is_nan(total), missing, where(same, of_infinities, added))
 
 
-def _log_add(self: Array, other: Array, exponential: Any, log1p: Any) -> Array:
+def _log_add(
+    self: Array,
+    other: Array,
+    exponential: Callable[[Array], Array],
+    log1p: Callable[[Array], Array],
+) -> Array:
     largest = pair(lax.max)(self, other)
     value = largest + log1p(exponential(-lax.abs(self - other)))
     return where((self == other) & (lax.abs(self) == np.inf), self, value)

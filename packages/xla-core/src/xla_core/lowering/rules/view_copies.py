@@ -6,7 +6,7 @@ Every rule here is one that a view operator has, under the name of an operator t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,14 +49,14 @@ _COPIES: Final = {
 }
 
 
-def _get(view: OpOverload) -> Callable[..., Any]:
+def _get(view: OpOverload) -> Callable[..., Array]:
     rule = find_view(view)
     if rule is None:
         raise LookupError(f"{view} has no view rule; register it in {wrap_dim.__module__}")
     return rule.get
 
 
-def _put(view: OpOverload) -> Callable[..., Any]:
+def _put(view: OpOverload) -> Callable[..., Array]:
     rule = find_view(view)
     if rule is None or rule.put is None:
         raise LookupError(f"{view} cannot be written; register it in {wrap_dim.__module__}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +22,7 @@ from xla_core.lowering.rules.common import count_as, opmath
 from xla_core.operators.lowering_registry import aten, multi_view_rule, view_rule
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Operands
 
 # Up to this many strided slices are stacked for an overlapping window before a gather is smaller.
 MAX_UNROLLED_WINDOW = 16
@@ -358,7 +358,7 @@ view_rule(aten.real.default, jnp.real, _put_real)
 view_rule(aten.imag.default, jnp.imag, _put_imag)
 
 
-_Views = list[tuple[OpOverload, tuple[Any, ...]]]
+_Views = list[tuple[OpOverload, Operands]]
 
 
 def _slices(dim: int, edges: Sequence[int]) -> _Views:

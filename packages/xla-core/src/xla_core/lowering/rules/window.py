@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from xla_core.jax_bridge.symbolic_sizes import are_all, at_least
+from xla_core.jax_bridge.traced_values import TracedValue
 from xla_core.lowering.rules.common import Scalar, count_as, is_float
 from xla_core.lowering.rules.common import where as select
 
@@ -57,12 +58,12 @@ class Axis:
         high = low + (self.count - 1) * self.stride + 1
         return lax.slice_in_dim(x, low, high, self.stride, axis)
 
-    def starts(self) -> Any:
+    def starts(self) -> TracedValue:
         """The first entry of every window, negative in the padding."""
         numbers = np.arange if isinstance(self.count, int) else jnp.arange
         return numbers(self.count) * self.stride - self.padding
 
-    def first_inside(self) -> Any:
+    def first_inside(self) -> TracedValue:
         """The place in each window of its first entry that is not padding."""
         place = -(self.starts() // self.dilation)
         return place.clip(min=0)
@@ -71,7 +72,7 @@ class Axis:
         """How many entries of the first window are padding at most."""
         return -(-self.padding // self.dilation)
 
-    def lengths(self, include_padding: bool) -> Any:
+    def lengths(self, include_padding: bool) -> TracedValue:
         """How many entries of each window count for an average."""
         low = self.starts()
         size = count_as(self.size, low.dtype)
@@ -81,7 +82,7 @@ class Axis:
         return high - low
 
 
-def along_axis(numbers: Any, rank: int, axis: int) -> Any:
+def along_axis(numbers: TracedValue, rank: int, axis: int) -> TracedValue:
     """A vector shaped to broadcast along one of ``rank`` dimensions."""
     return numbers.reshape([-1 if a == axis else 1 for a in range(rank)])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import torch_xla
+from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.contract.device_protocol import Executable
+from xla_core.recording.trace import Trace
 from xla_core.testing.against_cpu import forget_pending
 from xla_core.testing.lengths.programs import NotServedError, only_served
 from xla_core.varying import bound_program, families, skeletons
@@ -18,7 +19,7 @@ from xla_core.varying.fit import fit
 
 
 def compiled_for(
-    record: Callable[[int], Any], lengths: Sequence[int], between: Range
+    record: Callable[[int], object], lengths: Sequence[int], between: Range
 ) -> Executable:
     """The executable for all lengths ``between`` two bounds of the step that ``record(length)`` records.
 
@@ -27,7 +28,7 @@ def compiled_for(
     samples: list[np.ndarray] = []
     programs: list[BoundProgram] = []
 
-    def look(trace: Any, key: Any) -> None:
+    def look(trace: Trace, key: ProgramIdentity) -> None:
         wiped = skeletons.wiped(trace.cur.path())
         samples.append(np.array(wiped.numbers, dtype=np.int64))
         if len(samples) < len(lengths):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 import torch_xla
 from xla_core.compilation import build_program
+from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api.operators import Operand
 from xla_core.support import counters
 from xla_core.testing.against_cpu import forget_pending
@@ -53,7 +54,7 @@ class Program(NamedTuple):
     """``shapes`` are those of the inputs: numbers, and "L" and "M" for lengths."""
 
     seed: int
-    shapes: tuple[tuple[Any, ...], ...]
+    shapes: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     lines: tuple[Line, ...]
     results: tuple[int, ...]
@@ -62,7 +63,7 @@ class Program(NamedTuple):
     def inputs(self, lengths: Lengths) -> list[torch.Tensor]:
         """Operands for these lengths, on the CPU."""
         draw = torch.Generator().manual_seed(self.seed + sum(lengths))
-        sizes_of = {"L": lengths[0], "M": lengths[-1]}
+        sizes_of: dict[int | str, int | str] = {"L": lengths[0], "M": lengths[-1]}
         tensors = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             sizes = [sizes_of.get(size, size) for size in shape]
@@ -117,7 +118,7 @@ def make_program(seed: int) -> Program:
     return _Writer(program, draw, exact).program()
 
 
-def _shape(draw: random.Random, two: bool) -> tuple[Any, ...]:
+def _shape(draw: random.Random, two: bool) -> tuple[int | str, ...]:
     sizes = ("L", "L", "L", 1, 2, 3, 4, *(("M", "M") if two else ()))
     rank = draw.choice((1, 2, 2, 3, 3))
     return tuple(draw.choice(sizes) for _ in range(rank))
@@ -290,13 +291,13 @@ def without_unused(program: Program) -> Program:
     )
 
 
-def _junk(dtype: Any) -> object:
+def _junk(dtype: np.dtype) -> object:
     if dtype == np.bool_:
         return True
     return np.nan if np.issubdtype(dtype, np.inexact) else np.iinfo(dtype).max // 3
 
 
-def _padded_with_junk(self: Any, buffer: Any, shape: tuple[int, ...]) -> object:
+def _padded_with_junk(self: VaryingExecutable, buffer: Buffer, shape: tuple[int, ...]) -> object:
     array = self._on_host(buffer)
     whole = np.full(shape, _junk(array.dtype), array.dtype)
     whole[tuple(map(slice, array.shape))] = array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -103,7 +103,7 @@ class ProgramWriter:
         """A number for ``t``: a constant, or one that varies from iteration to iteration."""
         if t.dtype == torch.bool:
             return self.random.random() < 0.5
-        scalars: Sequence[Any] = _SCALARS
+        scalars: Sequence[float] = _SCALARS
         if not t.is_floating_point() or t.dtype == torch.bfloat16:
             scalars = (2, -1, 3, 0, 1)
         if self.random.random() < 0.5:

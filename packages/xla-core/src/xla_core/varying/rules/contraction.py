@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.varying.interpreter import bind, padding_rule
@@ -55,7 +55,7 @@ def convolution(frame: Frame, equation: Equation, values: list[Padded]) -> list[
         raise NotCoveredError(MSG_SPATIAL)
     left = frame.spread(left, batch)
     sizes = equation.outvars[0].aval.shape
-    dims: list[Any] = [Dim(_factors(size)) for size in sizes]
+    dims: list[Dim] = [Dim(_factors(size)) for size in sizes]
     dims[numbers.out_spec[0]] = left.dims[batch]
     for axis in spatial:
         left = frame.plain(left, axis)
@@ -83,7 +83,7 @@ def _factors(size: object) -> tuple[object, ...]:
 
 
 def _enough(
-    frame: Frame, equation: Equation, left: Padded, right: Padded, dims: list[Any]
+    frame: Frame, equation: Equation, left: Padded, right: Padded, dims: list[Dim]
 ) -> object:
     """The convolution's padding, widened at the end where the result would have fewer places than its bound."""
     params = equation.params

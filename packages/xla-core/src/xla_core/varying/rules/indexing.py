@@ -8,14 +8,16 @@ that length, although the padded array is longer. Indices that are padding thems
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import Size
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
 from xla_core.varying.rules.shaping import same_size, window
@@ -41,12 +43,12 @@ def _spread(frame: Frame, value: Padded) -> Padded:
 
 def _placed(
     frame: Frame,
-    indices: Any,
+    indices: Array,
     operand: Padded,
     dims: Sequence[int],
-    parts: Sequence[Any],
+    parts: Sequence[Size],
     drop: bool,
-) -> Any:
+) -> Array:
     """Corrects indices into the unpadded ``operand`` so that they are right for its padded array.
 
     ``dims`` are the indexed dimensions and ``parts`` the sizes of the slices read or written along them. An index
@@ -98,7 +100,8 @@ def gather(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padde
     for axis in kept:
         if axis not in indexed:
             sizes[axis] = frame.places(operand.dims[axis])
-    dims: list[Any] = [None] * len(equation.outvars[0].aval.shape)
+    # None, then a Dim each
+    dims: list[ForeignObject] = [None] * len(equation.outvars[0].aval.shape)
     for at, axis in zip(numbers.offset_dims, kept, strict=True):
         fixed = axis in indexed
         dims[at] = Dim((sizes[axis],) if sizes[axis] != 1 else ()) if fixed else operand.dims[axis]

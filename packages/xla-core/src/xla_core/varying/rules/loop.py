@@ -7,24 +7,24 @@ padding at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from xla_core.jax_bridge.jax_private import Equation, scan_operands
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import JaxObject
 from xla_core.varying.interpreter import laid, padding_rule, run
-from xla_core.varying.padded import Dim, Frame, Padded, as_padded, dim_of, unwrapped
+from xla_core.varying.padded import Dim, Frame, Padded, Value, as_padded, dim_of, unwrapped
 
 
-def _plain_dims(variables: Sequence[Any]) -> list[tuple[Dim, ...]]:
+def _plain_dims(variables: Sequence[JaxObject]) -> list[tuple[Dim, ...]]:
     """The dimensions of a jaxpr's variables in the contiguous layout."""
     return [tuple(map(dim_of, variable.aval.shape)) for variable in variables]
 
 
-def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]) -> list[object]:
+def _arrays(frame: Frame, values: Sequence[Value], dims: Sequence[tuple[Dim, ...]]) -> list[object]:
     return [
         jnp.asarray(laid(frame, as_padded(value), own).array)
         for value, own in zip(values, dims, strict=True)
@@ -32,7 +32,11 @@ def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]
 
 
 def _body(
-    frame: Frame, closed: Any, consts: Sequence[Padded], dims: Sequence[Any], arrays: Sequence[Any]
+    frame: Frame,
+    closed: JaxObject,
+    consts: Sequence[Padded],
+    dims: Sequence[tuple[Dim, ...]],
+    arrays: Sequence[Array],
 ) -> list[object]:
     """Runs a loop's body or condition on ``arrays`` of these dimensions; returns contiguous arrays."""
     within = frame.inside()
@@ -58,7 +62,9 @@ def scan(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]
     items = _arrays(frame, values[end:], [(along, *dims) for dims in item_dims])
     places, count = frame.bound(length), frame.number(length)
 
-    def step(state: list[Any], item: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+    def step(
+        state: list[Array], item: tuple[Array, list[Array]]
+    ) -> tuple[list[Array], list[Array]]:
         place, arrays = item
         results = _body(frame, closed, values[:first], own, [*state, *arrays])
         after = results[: len(state)]
@@ -84,11 +90,11 @@ def while_loop(frame: Frame, equation: Equation, values: list[Padded]) -> list[P
     dims = _plain_dims(params["body_jaxpr"].jaxpr.outvars)
     start = _arrays(frame, values[asked + stepped :], dims)
 
-    def goes_on(state: list[Any]) -> object:
+    def goes_on(state: list[Array]) -> object:
         (answer,) = _body(frame, params["cond_jaxpr"], for_condition, dims, state)
         return answer
 
-    def step(state: list[Any]) -> list[Any]:
+    def step(state: list[Array]) -> list[Array]:
         return _body(frame, params["body_jaxpr"], for_body, dims, state)
 
     return list(map(Padded, lax.while_loop(goes_on, step, start), dims))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
@@ -29,7 +29,7 @@ def lowest(dtype: object) -> object:
     return False if dtype == np.bool_ else jnp.iinfo(dtype).min
 
 
-def highest(dtype: object) -> Any:
+def highest(dtype: object) -> object:
     """The largest value of a type; NotCoveredError for complex types."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise NotCoveredError(MSG_COMPLEX)
@@ -42,11 +42,11 @@ def _zero(dtype: object) -> object:
     return 0
 
 
-def _one(dtype: object) -> Any:
+def _one(dtype: object) -> object:
     return 1
 
 
-def _all_ones(dtype: Any) -> object:
+def _all_ones(dtype: np.dtype) -> object:
     return True if dtype == np.bool_ else np.array(-1).astype(dtype)
 
 
@@ -155,13 +155,13 @@ def top_k(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded
     return [Padded(largest, dims), Padded(places, dims)]
 
 
-def _ordered(array: Any) -> object:
+def _ordered(array: Array) -> object:
     """Maps floats to integers of the same order: negative NaN, minus infinity, ... infinity, positive NaN."""
     bits = lax.bitcast_convert_type(array, np.dtype(f"int{8 * array.dtype.itemsize}"))
     return _flipped(bits)
 
 
-def _flipped(bits: Any) -> Any:
+def _flipped(bits: Array) -> Array:
     return jnp.where(bits < 0, bits ^ bits.dtype.type(jnp.iinfo(bits.dtype).max), bits)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.jax_bridge.traced_values import Size, TracedValue
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import (
     Dim,
@@ -127,7 +128,7 @@ def _is_one(size: object) -> bool:
     return not is_symbolic(size) and size == 1
 
 
-def _divided(size: Any, by: Any) -> object:
+def _divided(size: Size, by: Size) -> object:
     """``size / by`` if it is an integer for every length, else None."""
     if not is_symbolic(size) and (is_symbolic(by) or by == 0):
         return None
@@ -148,7 +149,11 @@ def expand_dims(frame: Frame, equation: Equation, values: list[Padded]) -> list[
 
 
 def window(
-    frame: Frame, value: Padded, starts: Sequence[Any], sizes: Sequence[Any], strides: Sequence[int]
+    frame: Frame,
+    value: Padded,
+    starts: Sequence[Size],
+    sizes: Sequence[Size],
+    strides: Sequence[int],
 ) -> Padded:
     """Takes ``sizes`` elements from ``starts`` on, ``strides`` apart, along each dimension.
 
@@ -176,7 +181,7 @@ def window(
     return Padded(value.array, tuple(dims))
 
 
-def same_size(left: Any, right: Any) -> bool:
+def same_size(left: Size, right: Size) -> bool:
     """Whether two sizes are equal for every length."""
     difference = left - right
     return not is_symbolic(difference) and difference == 0
@@ -192,7 +197,7 @@ def slice_(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padde
     return [window(frame, value, params["start_indices"], sizes, strides)]
 
 
-def limited(frame: Frame, start: Any, whole: Any, size: Any) -> Any:
+def limited(frame: Frame, start: TracedValue, whole: Size, size: Size) -> Array:
     """Clamps the start of a slice of ``size`` elements to the true length ``whole``, as without padding."""
     if start.dtype.itemsize < 4:
         start = start.astype(np.int32)  # the largest start may not fit into a narrower integer
@@ -216,7 +221,7 @@ def dynamic_slice(frame: Frame, equation: Equation, values: list[Padded]) -> lis
 def dynamic_update_slice(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Replaces a slice at a computed start; the padding of the update leaves the operand unchanged."""
     value, update, *starts = values
-    firsts: list[Any] = []
+    firsts: list[TracedValue] = []
     shape: list[int] = []
     for axis, start in enumerate(starts):
         dim, part = value.dims[axis], update.dims[axis]
@@ -241,7 +246,7 @@ def dynamic_update_slice(frame: Frame, equation: Equation, values: list[Padded])
     return [Padded(array, value.dims)]
 
 
-def _where_valid(frame: Frame, value: Padded, other: object) -> Any:
+def _where_valid(frame: Frame, value: Padded, other: object) -> TracedValue:
     """The array of ``value``, with the elements of ``other`` in place of its padding."""
     array = value.array
     for axis, dim in enumerate(value.dims):
@@ -275,7 +280,7 @@ def concatenate(frame: Frame, equation: Equation, values: list[Padded]) -> list[
     shape = list(frame.shape(result))
     shape[along] = room
     array = jnp.zeros(shape, parts[0].array.dtype)
-    offset: Any = 0
+    offset: Size = 0
     for part in parts:
         array = lax.dynamic_update_slice_in_dim(array, part.array, frame.number(offset), along)
         offset = offset + part.dims[along].size
