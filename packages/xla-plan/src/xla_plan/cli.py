@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         help="the axes that the step function supports (%(default)s)",
     )
     find.add_argument(
-        "--compile", type=int, default=3, help="how many meshes to compile (%(default)s)"
+        "--compile", type=int, default=3, help="compile until so many meshes fit (%(default)s)"
     )
     find.add_argument("--cache", type=Path, help="keep the programs in this folder")
     find.set_defaults(command=search_command)

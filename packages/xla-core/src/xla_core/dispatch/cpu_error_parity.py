@@ -8,18 +8,34 @@ operator meets operands of these shapes and dtypes for the first time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
 from torch._ops import OpOverload
 
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.support import caches
-from xla_core.torch_bridge import error_texts
-from xla_core.torch_bridge.operands import NamedOperands, Operand
+from xla_core.torch_bridge import dtypes, error_texts
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 aten = torch.ops.aten
+
+# Operators that write one value, which may be a tensor: their last argument.
+_FILLS: Final = frozenset(
+    (
+        aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor,
+        aten.masked_fill.Tensor, aten.masked_fill_.Tensor,
+    )
+)  # fmt: skip
+# Operators that fill a tensor of any size: the positions of what has its size, and of a number.
+_FACTORIES: Final = {
+    aten.full.default: (0, 1),
+    aten.full_like.default: (0, 1),
+    aten.linspace.default: (2, 1),
+    aten.new_full.default: (1, 2),
+}
 
 # Above this many elements an operator is not repeated on the CPU just to word an error.
 _MAX_ELEMENTS: Final = 1 << 24
@@ -70,6 +86,9 @@ def are_small(args: Sequence[Operand], kwargs: NamedOperands) -> bool:
 
 def find(overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands) -> Exception | None:
     """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
+    error = _overflow(overload, args, kwargs)
+    if error is not None:
+        return error
     suspicious = _SUSPICIONS.get(overload)
     if suspicious is not None and suspicious(args):
         error = cpu_error_for(overload, args, kwargs)
@@ -91,6 +110,56 @@ def find(overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands) -
             return None if isinstance(error, NotImplementedError) else error
         return None
     return dtype_error(overload, args, kwargs)
+
+
+def _overflow(
+    overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands
+) -> Exception | None:
+    """What the CPU raises because of a number that the first operand's dtype cannot hold, if it does."""
+    tensors = _tensors(tuple(args))
+    dtype = tensors[0].dtype if tensors else kwargs.get("dtype")
+    if all(dtypes.holds(dtype, number) for number in _numbers((*args, *kwargs.values()))):
+        return None
+    if overload in _FACTORIES:
+        sized, number = (args[place] for place in _FACTORIES[overload])
+        size = sized if isinstance(sized, int) else math.prod(getattr(sized, "shape", sized))
+        # all convert the number in the same way, and a single float in another than many
+        args, kwargs = [[min(size, 2)], number], {"dtype": kwargs.get("dtype") or dtype}
+        overload = aten.full.default
+    error = _attempt(overload, args, kwargs, _filled(0, False, None))
+    return error if error_texts.is_overflow(error) else None
+
+
+def checking_value(overload: OpOverload, handler: Handler) -> Handler:
+    """``handler``, which first refuses a value in a CPU tensor that the dtype of a filled tensor cannot hold.
+
+    Such a value is an argument of the program, and so no part of what is recorded.
+    """
+    if overload not in _FILLS:
+        return handler
+
+    def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:
+        filled, value = args[0], args[-1]
+        if _is_number_on_host(value) and not dtypes.holds(filled.dtype, value.item()):
+            error = cpu_error_for(overload, args, kwargs or {})
+            if error is not None:
+                raise error
+        return handler(args, kwargs)
+
+    return checked
+
+
+def _numbers(items: Sequence[Operand]) -> Iterator[complex]:
+    """The numbers among operands, with those in CPU tensors that stand for a number."""
+    for a in items:
+        if type(a) in (int, float, complex):
+            yield a
+        elif _is_number_on_host(a):
+            yield a.item()
+
+
+def _is_number_on_host(a: Operand) -> bool:
+    return type(a) is torch.Tensor and a.device.type == "cpu" and not a.dim()
 
 
 def dtype_error(
@@ -257,8 +326,13 @@ def _is_no_convolution(args: Sequence[Operand]) -> bool:
 
 
 def _divides_by_zero(position: int) -> Callable[[Sequence[Operand]], bool]:
-    """Whether the divisor of an average, the argument at ``position``, is zero."""
-    return lambda args: len(args) > position and args[position] == 0
+    """Whether the divisor, the argument at ``position``, is the number zero."""
+    return lambda args: len(args) > position and type(args[position]) is int and not args[position]
+
+
+def _is_negative(position: int) -> Callable[[Sequence[Operand]], bool]:
+    """Whether the number at ``position``, if it is given, is negative."""
+    return lambda args: len(args) > position and args[position] < 0
 
 
 def _is_no_unpooling(rank: int) -> Callable[[Sequence[Operand]], bool]:
@@ -390,6 +464,12 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[object]], bool]]] = {
     aten.max.dim: _is_empty,
     aten.min.dim: _is_empty,
     aten.min.default: _is_empty,
+    aten.floor_divide.default: _divides_by_zero(1),
+    aten.floor_divide.Scalar: _divides_by_zero(1),
+    aten.floor_divide_.Scalar: _divides_by_zero(1),
+    aten.floor_divide_.Tensor: _divides_by_zero(1),
+    aten.renorm.default: _is_negative(3),
+    aten.smooth_l1_loss.default: _is_negative(3),
     aten._softmax.default: _is_no_softmax,
     aten._log_softmax.default: _is_no_softmax,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _always,

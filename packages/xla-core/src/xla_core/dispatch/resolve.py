@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.dispatch import (
+    cpu_error_parity,
     functional,
     host_length_operands,
     index_ranges,
@@ -219,8 +220,9 @@ def _handler_for(overload: OpOverload) -> Handler:
 
 @untraced
 def _handler_with_checks(overload: OpOverload) -> Handler:
-    """The handler of ``overload``, which also checks indices as ``XLA_CHECK_INDICES`` says."""
-    return index_ranges.checking(overload, make_handler(overload))
+    """The handler of ``overload``, which also checks values, and indices as ``XLA_CHECK_INDICES`` says."""
+    handler = cpu_error_parity.checking_value(overload, make_handler(overload))
+    return index_ranges.checking(overload, handler)
 
 
 def _writing(overload: OpOverload, facts: Signature) -> Handler | None:

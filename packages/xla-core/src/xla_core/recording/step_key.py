@@ -4,8 +4,9 @@ A key is the number of a plan followed by its positional operands and then by it
 after its name. An operand is
 
 - the number of a value, an int that is not negative,
-- ``LIFT_FLOAT``, ``LIFT_INT``: a number that is an argument of the program; ``HOST_FLOAT`` or
-  ``HOST_INT`` with a dtype: a number that was passed as a CPU tensor without dimensions,
+- ``LIFT_FLOAT``, ``LIFT_INT``: a number that is an argument of the program; ``WIDE_FLOAT``, ``WIDE_INT``: one that
+  the first operand's dtype cannot hold, which PyTorch may refuse; ``HOST_FLOAT`` or ``HOST_INT`` with a dtype: a
+  number that was passed as a CPU tensor without dimensions,
 - a type and a constant of it: ``int, 3``, ``float, 0.5``, ``bool, True``, ``str, "mean"``. Float zeros and
   NaN are encoded as text (``float, "-0.0"``), because equal keys must mean equal numbers; so are
   constants of other types,
@@ -31,6 +32,8 @@ HOST_FLOAT: Final = -3
 HOST_INT: Final = -4
 LIST: Final = -5
 SAME: Final = -6
+WIDE_FLOAT: Final = -7
+WIDE_INT: Final = -8
 
 _SPELLED: dict[tuple[type, str], object] = {}
 
@@ -164,7 +167,7 @@ class _Reader:
         return [self._operand(first), *(self._operand(next(self._items)) for _ in range(count - 1))]
 
     def _lift(self, marker: int) -> Lift:
-        is_float = marker in (LIFT_FLOAT, HOST_FLOAT)
+        is_float = marker in (LIFT_FLOAT, WIDE_FLOAT, HOST_FLOAT)
         example: float | TensorMeta = 0.5 if is_float else 2
         if marker in (HOST_FLOAT, HOST_INT):
             example = tensor_meta((), next(self._items))

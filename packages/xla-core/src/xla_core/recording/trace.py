@@ -25,7 +25,16 @@ from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.entry import Entry, Operation, Root
-from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
+from xla_core.recording.step_key import (
+    HOST_FLOAT,
+    HOST_INT,
+    LIFT_FLOAT,
+    LIFT_INT,
+    LIST,
+    SAME,
+    WIDE_FLOAT,
+    WIDE_INT,
+)
 from xla_core.recording.step_record import STEP, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
 from xla_core.recording.step_values import StepValues
@@ -43,6 +52,9 @@ if TYPE_CHECKING:
 MAX_ENTRIES: int = 500_000
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+# Numbers up to this are held by every dtype.
+_SMALL = 127
+_WIDE = {float: WIDE_FLOAT, int: WIDE_INT}
 
 
 class Trace(StepValues):
@@ -178,7 +190,8 @@ class Trace(StepValues):
                     # A number that may change from step to step is an argument of the program. 0 and 1 remain
                     # constants, because compilers simplify with them and they seldom change.
                     if lift and a != 0.0 and a != 1.0:
-                        append(LIFT_FLOAT)
+                        small = -_SMALL <= a <= _SMALL
+                        append(LIFT_FLOAT if small or _is_held(a, args, kwargs) else WIDE_FLOAT)
                         self.floats.append(a)
                     else:
                         # The type is part of the key, because 1 == 1.0 == True. NaN, which does not equal itself,
@@ -187,7 +200,8 @@ class Trace(StepValues):
                         append(a if a == a and a != 0.0 else repr(a))
                 elif t is int:
                     if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
-                        append(LIFT_INT)
+                        small = -_SMALL <= a <= _SMALL
+                        append(LIFT_INT if small or _is_held(a, args, kwargs) else WIDE_INT)
                         self.ints.append(a)
                     else:
                         append(int)
@@ -205,7 +219,7 @@ class Trace(StepValues):
                 else:
                     self._encode_other(append, a, lift, plan)
             if kwargs:
-                self._encode_kwargs(append, kwargs, plan)
+                self._encode_kwargs(append, args, kwargs, plan)
             k = tuple(key)
             # read only now: operands that became inputs have advanced it
             cur = self.cur
@@ -223,13 +237,23 @@ class Trace(StepValues):
             raise
 
     def _encode_kwargs(
-        self, append: Callable[[object], None], kwargs: dict[str, object], plan: Plan
+        self,
+        append: Callable[[object], None],
+        args: Sequence[Operand],
+        kwargs: NamedOperands,
+        plan: Plan,
     ) -> None:
         for name, value in kwargs.items():
             if name in plan.storage_arguments:
                 continue
             append(name)
-            self._encode(append, value, name in plan.lift_names, plan)
+            lift = name in plan.lift_names
+            number = lift and type(value) in _WIDE and not -_SMALL <= value <= _SMALL
+            if number and not _is_held(value, args, kwargs):
+                append(_WIDE[type(value)])
+                (self.floats if type(value) is float else self.ints).append(value)
+            else:
+                self._encode(append, value, lift, plan)
 
     def _encode(self, append: Callable[[object], None], a: Operand, lift: bool, plan: Plan) -> None:
         t = type(a)
@@ -353,6 +377,22 @@ class Trace(StepValues):
         cur.add(entry)
         self.entries += 1
         return entry
+
+
+def _is_held(number: float, args: Sequence[Operand], kwargs: NamedOperands | None) -> bool:
+    """Whether the dtype that an operator computes in, by its first operand, has ``number``.
+
+    If not, PyTorch may refuse the number, so that it must not be recorded as others that it took (``Plan.infer``).
+    An int beyond 64 bits counts as held: it is no argument of a program.
+    """
+    if type(number) is int and not _INT64_MIN <= number <= _INT64_MAX:
+        return True
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, torch.Tensor):
+        return dtypes.holds(first.dtype, number)
+    return dtypes.holds(kwargs.get("dtype") if kwargs else None, number)
 
 
 def _uniform(items: Sequence[object]) -> bool:

@@ -47,6 +47,16 @@ _CARRIERS: Final[Mapping[torch.dtype, torch.dtype]] = {
 }
 
 
+_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_RANGES: Final[Mapping[torch.dtype, tuple[float, float]]] = {
+    **{dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype in _FLOATS},
+    **{dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max) for dtype in _INTEGERS},
+    torch.uint8: (-255, 255),  # PyTorch's kernels let negative numbers wrap
+}
+_INFINITIES: Final = (float("inf"), float("-inf"))
+
+
 class UnsupportedDtypeError(TypeError):
     """A dtype that XLA has no type for."""
 
@@ -81,6 +91,21 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         )
     keep = _lowering.keep
     return numpy_form if keep is None else keep(numpy_form)
+
+
+def holds(dtype: torch.dtype | None, number: complex) -> bool:
+    """Whether every kernel of PyTorch converts ``number`` to ``dtype``; many refuse one out of its range.
+
+    True for dtypes for which this is not known, and for None.
+    """
+    if isinstance(number, complex):
+        return dtype is None or dtype.is_complex or not number.imag
+    if dtype not in _RANGES:
+        return True
+    low, high = _RANGES[dtype]
+    if low <= number <= high:
+        return True
+    return dtype in _FLOATS and (number != number or number in _INFINITIES)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -18,6 +18,8 @@ _OF_CPU: Final = (
 _NO_HALF: Final = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 # torch 2.13: Tensor.numpy() and numpy's own functions of a tensor on a device
 _NO_NUMPY: Final = "type tensor to numpy"
+# torch 2.13: Scalar::to of a number that the dtype does not hold
+_NOT_HELD: Final = "without overflow"
 # torch 2.13: the CPU's kernels of integers
 _DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
 
@@ -25,6 +27,11 @@ _DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
 def is_division_by_zero(error: BaseException | None) -> bool:
     """Whether a kernel of the CPU refuses to divide integers by zero."""
     return str(error) == _DIVIDED_BY_ZERO
+
+
+def is_overflow(error: BaseException | None) -> bool:
+    """Whether a kernel refuses a number that a dtype cannot hold."""
+    return str(error).endswith(_NOT_HELD)
 
 
 def is_write_to_leaf(error: BaseException) -> bool:

@@ -15,6 +15,9 @@ from xla_plan.planning.plans import Plan
 from xla_plan.steps.candidate import Candidate, Mesh
 
 MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
+_TRIES: Final = 3
+_OF_BATCH: Final = ("data", "fsdp")
+"""The axes that split the batch: it is in as many parts on meshes whose other axes are equal."""
 _GATHERS: Final = 2
 """How often a split parameter is gathered: for the forward and for the backward pass."""
 _HALF: Final = 2
@@ -53,10 +56,11 @@ def search(
     timeout: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Compile the ``compiled`` (default: 3) most promising meshes of ``axes`` over all chips of ``topology``.
+    """Compile the most promising meshes of ``axes`` over all chips of ``topology``, until ``compiled`` (3) fit.
 
-    ``step`` names a step function that takes a mesh with any of the axes, ``options`` are its keyword arguments.
-    ``cache``, ``timeout`` and ``tell`` are those of ``plans.plan``. Raises ValueError if no mesh is possible.
+    At most three times as many are compiled. ``step`` names a step function that takes a mesh with any of the axes,
+    ``options`` are its keyword arguments. ``cache``, ``timeout`` and ``tell`` are those of ``plans.plan``. Raises
+    ValueError if no mesh is possible.
     """
     chip = chip_of(topology)
     devices = devices_of(topology) * chip.devices
@@ -74,13 +78,42 @@ def search(
         for mesh, row in zip(meshes, answer["rows"], strict=True)
     ]
     guesses.sort(key=_promise)
-    chosen = [g.candidate for g in guesses if not g.out][:compiled]
-    if not chosen:
+    if guesses[0].out:
         raise ValueError(
             MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=guesses[0].out)
         )
-    best = plans.plan(step, chosen, cache=cache, timeout=timeout, tell=tell)
-    return Found(sorted(best, key=_rank), guesses)
+
+    def compile_one(candidate: Candidate) -> Plan:
+        (plan,) = plans.plan(step, [candidate], cache=cache, timeout=timeout, tell=tell)
+        return plan
+
+    return Found(sorted(compile_best(guesses, compiled, compile_one), key=_rank), guesses)
+
+
+def compile_best(
+    guesses: Sequence[Guess], wanted: int, compile_one: Callable[[Candidate], Plan]
+) -> list[Plan]:
+    """Compile ``guesses``, the first one first, until ``wanted`` fit, or three times as many are compiled.
+
+    What activations need is known only then: after a mesh that does not fit, those that need more are left out.
+    """
+    made: list[Plan] = []
+    waiting = [g for g in guesses if not g.out]
+    while waiting and sum(p.fits for p in made) < wanted and len(made) < _TRIES * wanted:
+        tried = waiting.pop(0)
+        plan = compile_one(tried.candidate)
+        made.append(plan)
+        if plan.memory["total"] > plan.limit:
+            waiting = [g for g in waiting if not _needs_more(g, tried)]
+    return made
+
+
+def _needs_more(guess: Guess, other: Guess) -> bool:
+    """Whether a mesh splits activations as ``other`` does, and holds as many bytes of parameters, or more."""
+    along, others = (
+        {axis: n for axis, n in g.candidate.mesh if axis not in _OF_BATCH} for g in (guess, other)
+    )
+    return along == others and guess.held >= other.held
 
 
 def _promise(guess: Guess) -> tuple[bool, float, int]:

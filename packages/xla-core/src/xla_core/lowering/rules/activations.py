@@ -11,7 +11,7 @@ import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.arithmetic import clip
-from xla_core.lowering.rules.common import Scalar, is_float, present, where
+from xla_core.lowering.rules.common import Scalar, is_float, present, scalar, where
 from xla_core.operators.lowering_registry import Promotion, rule
 
 DEFAULT = Promotion.DEFAULT
@@ -32,7 +32,7 @@ def relu(self: Array) -> Array:
 @rule(*present("threshold"))
 def threshold(self: Array, threshold: Scalar, value: Scalar) -> Array:
     """``self`` where it is above ``threshold``, else ``value``; NaN stays."""
-    return where(self <= np.asarray(threshold).astype(self.dtype), value, self)
+    return where(self <= scalar(threshold, self.dtype), scalar(value, self.dtype), self)
 
 
 @rule(*present("threshold_backward"), promotion=Promotion.NO_OPMATH)
@@ -44,7 +44,9 @@ def threshold_backward(grad_output: Array, self: Array, threshold: Scalar) -> Ar
 @rule(*present("leaky_relu"))
 def leaky_relu(self: Array, negative_slope: float = 0.01) -> Array:
     """``self`` above zero, ``negative_slope * self`` below."""
-    return where(self > 0, self, self * np.float64(negative_slope).astype(self.dtype))
+    wide = _wide(self)
+    below = wide * np.float64(negative_slope).astype(wide.dtype)
+    return where(self > 0, self, below.astype(self.dtype))
 
 
 @rule(*present("leaky_relu_backward"))
@@ -75,8 +77,8 @@ def _elu_scales(alpha: float, scale: float, input_scale: float) -> tuple[float, 
 
 @rule(*present("elu"), promotion=DEFAULT)
 def elu(self: Array, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Array:
-    """``scale * x`` above zero, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
-    return where(self > 0, self * scale, lax.expm1(self * input_scale) * (alpha * scale))
+    """``scale * x`` from zero on, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
+    return where(self < 0, lax.expm1(self * input_scale) * (alpha * scale), self * scale)
 
 
 @rule(*present("celu"), promotion=DEFAULT)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
-from xla_core.lowering.rules.common import Scalar, convert, output_shape, scalar
+from xla_core.lowering.rules.common import Scalar, convert, is_float, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
 from xla_core.operators.inlining import loops
@@ -219,7 +219,8 @@ def searchsorted(
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
     values = jnp.asarray(self)
     if not hasattr(self, "dtype"):
-        values = values.astype(sorted_sequence.dtype)
+        whole = isinstance(self, int) or is_float(sorted_sequence.dtype)
+        values = values.astype(sorted_sequence.dtype if whole else np.float32)
     return _search(sorted_sequence, values, right or side == "right")
 
 

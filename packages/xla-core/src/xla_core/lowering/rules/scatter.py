@@ -58,6 +58,10 @@ def _operands(self: Array, index: Array, source: Array) -> tuple[Array, Array, A
     return self, index, convert(part, self.dtype)
 
 
+# Sums of booleans are disjunctions, products conjunctions.
+_OF_BOOLEANS = {"add": "max", "multiply": "min"}
+
+
 def _scatter(self: Array, dim: int, index: Array, source: Array, method: str) -> Array:
     whole, index, values = _operands(self, index, source)
     dim = wrap_dim(dim, whole.ndim)
@@ -69,8 +73,8 @@ def _scatter(self: Array, dim: int, index: Array, source: Array, method: str) ->
         out = written if method == "set" else whole + written
     else:
         place = whole.at[along(index, dim)]
-        if method == "add" and whole.dtype == np.bool_:
-            method = "max"
+        if whole.dtype == np.bool_:
+            method = _OF_BOOLEANS.get(method, method)
         out = getattr(place, method)(values)
     return out.reshape(self.shape)
 
@@ -107,8 +111,7 @@ def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
 
 
 _METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
-# Sums of booleans are disjunctions, products conjunctions.
-_BOOL_METHODS = {**_METHODS, "sum": "max", "prod": "min"}
+_BOOL_METHODS = {**_METHODS, "sum": _OF_BOOLEANS["add"], "prod": _OF_BOOLEANS["multiply"]}
 
 
 def _neutral(reduce: str, dtype: np.dtype) -> object:
