@@ -39,9 +39,11 @@ def test_an_estimate_is_compared_with_what_was_published(tmp_path):
 
 def test_the_document_has_the_figures_of_the_results():
     text = (ROOT / "docs" / "plan.md").read_text()
-    rows = [row for path in RESULTS for row in json.loads(path.read_text())]
-    assert len(rows) >= 3
-    for row in rows:
+    # a later result replaces an earlier one of the same run
+    rows = {row["row"]: row for path in RESULTS for row in json.loads(path.read_text())}
+    estimated = [row for row in rows.values() if "bounds" in row]
+    assert len(estimated) >= 3
+    for row in estimated:
         low, high = (f"{bound:.1%}".replace("%", "") for bound in row["bounds"])
         shown = (
             f"{row['estimated_mfu'] * 100:.1f} %",

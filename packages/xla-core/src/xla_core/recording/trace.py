@@ -248,8 +248,8 @@ class Trace(StepValues):
                 continue
             append(name)
             lift = name in plan.lift_names
-            number = lift and type(value) in _WIDE and not -_SMALL <= value <= _SMALL
-            if number and not _is_held(value, args, kwargs):
+            may_be_wide = lift and type(value) in _WIDE
+            if may_be_wide and not (-_SMALL <= value <= _SMALL or _is_held(value, args, kwargs)):
                 append(_WIDE[type(value)])
                 (self.floats if type(value) is float else self.ints).append(value)
             else:

@@ -97,15 +97,15 @@ def compile_best(
 
     What activations need is known only then: after a mesh that does not fit, those that need more are left out.
     """
-    made: list[Plan] = []
+    compiled: list[Plan] = []
     waiting = [g for g in guesses if not g.out]
-    while waiting and sum(p.fits for p in made) < wanted and len(made) < _TRIES * wanted:
+    while waiting and sum(p.fits for p in compiled) < wanted and len(compiled) < _TRIES * wanted:
         tried = waiting.pop(0)
         plan = compile_one(tried.candidate)
-        made.append(plan)
+        compiled.append(plan)
         if plan.memory["total"] > plan.limit:
             waiting = [g for g in waiting if not _needs_more(g, tried)]
-    return made
+    return compiled
 
 
 def _needs_more(guess: Guess, other: Guess) -> bool:

@@ -15,16 +15,8 @@ from torch.nn import functional as F
 
 import torch_xla
 
-DTYPES = [
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.float16,
-    torch.float32,
-]
-NUMBERS = [300, 70_000, -200, 2**40, 1e30, math.inf, math.nan, 2 + 1j]
+DTYPES = [torch.uint8, torch.int64, torch.bool, torch.float16, torch.float32]
+NUMBERS = [70_000, 2**40, 1e30, math.inf, 2 + 1j]
 
 
 def mask(x):
@@ -85,7 +77,7 @@ def outcome(run, dtype, device, v):
 def test_numbers_after_those_that_fit(name, dtype):
     run = OPERATORS[name]
     more = [1e300] if dtype == torch.float32 else []
-    for v in (1, 3, 0.5, 2.5, *NUMBERS, *more):  # the first ones record the operation
+    for v in (3, 2.5, *NUMBERS, *more):  # the first ones record the operation
         expected, got = (outcome(run, dtype, device, v) for device in ("cpu", "xla"))
         if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
             torch.testing.assert_close(got, expected, equal_nan=True, msg=f"{v}")
