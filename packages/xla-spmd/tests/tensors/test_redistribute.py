@@ -11,6 +11,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 import torch_xla
 import torch_xla.distributed.spmd as xs
 
+ends_graphs = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="Dynamo of torch 2.11 raises where it has to end a graph before a DTensor's method",
+)
 R = Replicate()
 UNEVEN, EVEN = (7, 3), (8, 4)
 
@@ -232,6 +236,7 @@ COMPILED = {
 }
 
 
+@ends_graphs
 # torch's own, when a graph begins with a tensor that is no leaf
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("name", COMPILED)
@@ -248,6 +253,7 @@ def test_inside_functions_of_torch_compile(device_mesh, name):
         torch.testing.assert_close(found, wanted)
 
 
+@ends_graphs
 def test_results_of_compiled_functions_keep_their_methods(device_mesh):
     function = torch.compile(lambda t: t.redistribute(placements=[Shard(1), R]), backend="openxla")
     values = torch.randn(EVEN)
