@@ -54,7 +54,6 @@ MAX_ENTRIES: int = 500_000
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 # Numbers up to this are held by every dtype.
 _SMALL = 127
-_WIDE = {float: WIDE_FLOAT, int: WIDE_INT}
 
 
 class Trace(StepValues):
@@ -160,7 +159,7 @@ class Trace(StepValues):
         computed. Raises the errors of PyTorch's meta kernels for these operands, and then records nothing.
         """
         # The hottest function of all: it runs for each operator of each step. Like ``_encode_list``, it repeats
-        # the code of ``_encode`` and ``value_of`` to save a call per operand.
+        # code of ``_encode``, ``_encode_number`` and ``value_of`` to save a call per operand.
         if self.thread != get_ident():
             self.turns.take()
         # The key describes the operation completely, so that equal keys after equal entries mean equal steps.
@@ -186,26 +185,14 @@ class Trace(StepValues):
                         append(v.vid)
                     else:
                         append(self.read_view(v, s))
-                elif t is float:
-                    # A number that may change from step to step is an argument of the program. 0 and 1 remain
-                    # constants, because compilers simplify with them and they seldom change.
-                    if lift and a != 0.0 and a != 1.0:
-                        small = -_SMALL <= a <= _SMALL
-                        append(LIFT_FLOAT if small or _is_held(a, args, kwargs) else WIDE_FLOAT)
-                        self.floats.append(a)
-                    else:
-                        # The type is part of the key, because 1 == 1.0 == True. NaN, which does not equal itself,
-                        # and 0.0 and -0.0, which equal each other, are encoded as text.
-                        append(float)
-                        append(a if a == a and a != 0.0 else repr(a))
-                elif t is int:
-                    if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
-                        small = -_SMALL <= a <= _SMALL
-                        append(LIFT_INT if small or _is_held(a, args, kwargs) else WIDE_INT)
-                        self.ints.append(a)
-                    else:
-                        append(int)
-                        append(a)
+                elif t is float and lift and -_SMALL <= a <= _SMALL and a != 0.0 and a != 1.0:
+                    append(LIFT_FLOAT)
+                    self.floats.append(a)
+                elif t is int and not lift:
+                    append(int)
+                    append(a)
+                elif t is float or t is int:
+                    self._encode_number(append, a, lift, args, kwargs)
                 elif a is None:
                     append(None)
                 elif t is list or t is tuple:
@@ -248,12 +235,38 @@ class Trace(StepValues):
                 continue
             append(name)
             lift = name in plan.lift_names
-            may_be_wide = lift and type(value) in _WIDE
-            if may_be_wide and not (-_SMALL <= value <= _SMALL or _is_held(value, args, kwargs)):
-                append(_WIDE[type(value)])
-                (self.floats if type(value) is float else self.ints).append(value)
+            if type(value) is float or type(value) is int:
+                self._encode_number(append, value, lift, args, kwargs)
             else:
                 self._encode(append, value, lift, plan)
+
+    def _encode_number(
+        self,
+        append: Callable[[object], None],
+        a: float,
+        lift: bool,
+        args: Sequence[Operand] = (),
+        kwargs: NamedOperands | None = None,
+    ) -> None:
+        """Encode a number, one that may change from step to step (``lift``) as an argument of the program.
+
+        0 and 1 remain constants, because compilers simplify with them and they seldom change; so do ints beyond
+        64 bits. ``args`` and ``kwargs`` are the operator's.
+        """
+        is_float = type(a) is float
+        if not lift or a == 0 or a == 1 or not (is_float or _INT64_MIN <= a <= _INT64_MAX):
+            # The type is part of the key, because 1 == 1.0 == True. NaN, which does not equal itself,
+            # and 0.0 and -0.0, which equal each other, are encoded as text.
+            append(type(a))
+            append(repr(a) if is_float and (a != a or a == 0.0) else a)
+            return
+        held = -_SMALL <= a <= _SMALL or _is_held(a, args, kwargs)
+        if isinstance(a, int):
+            append(LIFT_INT if held else WIDE_INT)
+            self.ints.append(a)
+        else:
+            append(LIFT_FLOAT if held else WIDE_FLOAT)
+            self.floats.append(a)
 
     def _encode(self, append: Callable[[object], None], a: Operand, lift: bool, plan: Plan) -> None:
         t = type(a)
@@ -261,20 +274,8 @@ class Trace(StepValues):
             self._encode_list(append, a, lift, plan)
         elif isinstance(a, XLATensor):
             append(self.value_of(a, plan))
-        elif t is float:
-            if lift and a != 0.0 and a != 1.0:
-                append(LIFT_FLOAT)
-                self.floats.append(a)
-            else:
-                append(float)
-                append(a if a == a and a != 0.0 else repr(a))
-        elif t is int:
-            if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
-                append(LIFT_INT)
-                self.ints.append(a)
-            else:
-                append(int)
-                append(a)
+        elif t is float or t is int:
+            self._encode_number(append, a, lift)
         elif a is None:
             append(None)
         else:
@@ -383,10 +384,7 @@ def _is_held(number: float, args: Sequence[Operand], kwargs: NamedOperands | Non
     """Whether the dtype that an operator computes in, by its first operand, has ``number``.
 
     If not, PyTorch may refuse the number, so that it must not be recorded as others that it took (``Plan.infer``).
-    An int beyond 64 bits counts as held: it is no argument of a program.
     """
-    if type(number) is int and not _INT64_MIN <= number <= _INT64_MAX:
-        return True
     first = args[0] if args else None
     if isinstance(first, (list, tuple)) and first:
         first = first[0]
