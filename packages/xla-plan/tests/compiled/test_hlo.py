@@ -97,6 +97,51 @@ def test_what_lies_on_the_chip_is_no_hbm_traffic(module):
     assert elsewhere.hbm_bytes - hlo_work.work(module).hbm_bytes == 5 * 4 * 8 * 16
 
 
+IN_PIECES = """HloModule step_2, is_scheduled=true
+
+%begun (from.1: bf16[8,32]) -> (bf16[8,32], bf16[32,32]) {
+  %from.1 = bf16[8,32]{1,0:T(8,128)(2,1)} parameter(0)
+  %gathered.1 = bf16[32,32]{1,0:T(8,128)(2,1)} all-gather(%from.1), channel_id=9, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %both.1 = (bf16[8,32]{1,0}, bf16[32,32]{1,0}) tuple(%from.1, %gathered.1)
+}
+
+%async_collective_fusion.2 (from.2: bf16[8,32], to.2: bf16[32,32], x.2: bf16[16,16]) -> (bf16[16,16], bf16[8,32], bf16[32,32]) {
+  %from.2 = bf16[8,32]{1,0:T(8,128)(2,1)} parameter(0)
+  %to.2 = bf16[32,32]{1,0:T(8,128)(2,1)} parameter(1)
+  %x.2 = bf16[16,16]{1,0:T(8,128)(2,1)} parameter(2)
+  %gathered.2 = bf16[32,32]{1,0:T(8,128)(2,1)} all-gather(%from.2), channel_id=9, replica_groups={{0,1,2,3}}, dimensions={0}
+  %y.2 = bf16[16,16]{1,0:T(8,128)(2,1)} multiply(%x.2, %x.2)
+  ROOT %all.2 = (bf16[16,16]{1,0}, bf16[8,32]{1,0}, bf16[32,32]{1,0}) tuple(%y.2, %from.2, %gathered.2)
+}
+
+ENTRY %main (a: bf16[8,32], x: bf16[16,16]) -> (bf16[16,16], bf16[32,32]) {
+  %a = bf16[8,32]{1,0:T(8,128)(2,1)} parameter(0)
+  %x = bf16[16,16]{1,0:T(8,128)(2,1)} parameter(1)
+  %async-collective-start = (bf16[8,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0:T(8,128)(2,1)}) fusion(%a), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%begun
+  %from = bf16[8,32]{1,0:T(8,128)(2,1)} get-tuple-element(%async-collective-start), index=0
+  %to = bf16[32,32]{1,0:T(8,128)(2,1)} get-tuple-element(%async-collective-start), index=1
+  %fusion.2 = (bf16[16,16]{1,0:T(8,128)(2,1)}, bf16[8,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0:T(8,128)(2,1)}) fusion(%from, %to, %x), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {})}, calls=%async_collective_fusion.2
+  %y = bf16[16,16]{1,0:T(8,128)(2,1)} get-tuple-element(%fusion.2), index=0
+  %all = bf16[32,32]{1,0:T(8,128)(2,1)} get-tuple-element(%fusion.2), index=2
+  ROOT %out = (bf16[16,16]{1,0}, bf16[32,32]{1,0}) tuple(%y, %all)
+}
+"""
+"""A gather in two pieces, the second beside a product: both fusions hand on its buffers."""
+
+
+def test_a_gather_in_pieces_is_read_and_written_once():
+    module = hlo_module.parse(IN_PIECES)
+    gathered, beside = 2 * (8 * 32 + 32 * 32), 2 * (16 * 16 + 16 * 16)
+    assert hlo_work.work(module).hbm_bytes == gathered + beside
+    (gather,) = collectives(module)
+    assert (gather.kind, gather.bytes, gather.times, gather.overlapped) == (
+        "all-gather",
+        2 * 32 * 32,
+        1,
+        True,
+    )
+
+
 def test_collectives_have_kind_size_and_line(module):
     permute, gather = sorted(collectives(module), key=lambda c: c.kind, reverse=True)
     assert (permute.kind, permute.bytes, permute.group, permute.times) == (

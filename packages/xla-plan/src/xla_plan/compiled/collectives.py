@@ -11,12 +11,6 @@ from xla_core.contract.foreign_values import JsonObject
 from xla_plan.compiled.hlo_module import Instruction, Module
 from xla_plan.compiled.hlo_work import walk
 
-KINDS: Final = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
-    "collective-broadcast", "ragged-all-to-all",
-)  # fmt: skip
-"""HLO's names of collective operations."""
-_FUSION: Final = "fusion"
 _IOTA: Final = re.compile(
     r"\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<from>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
 )
@@ -68,7 +62,7 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
     launched: list[Collective] = []
     seen: set[tuple[str, str]] = set()
     for visit in walk(module):
-        for one, beside in _within(module, visit.instruction):
+        for one, beside in module.collectives_in(visit.instruction):
             kind = one.opcode.removesuffix("-start")
             channel = one.attribute("channel_id")
             if channel is not None and (kind, channel) in seen:
@@ -83,16 +77,6 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
                 Collective(kind, _result_bytes(one), size, visit.times, line, overlapped, crosses)
             )
     return launched
-
-
-def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, bool]]:
-    """The collectives that an instruction is or contains, and whether computation runs beside them."""
-    if one.opcode.removesuffix("-start") in KINDS:
-        yield one, False
-    elif one.opcode in (_FUSION, "async-start"):
-        for name in one.called:
-            for inner in module.computations.get(name, {}).values():
-                yield from ((c, True) for c, _ in _within(module, inner))
 
 
 def _result_bytes(one: Instruction) -> int:

@@ -11,6 +11,12 @@ from typing import Final
 
 MSG_NO_ENTRY: Final = "the text has no ENTRY computation, so it is not a compiled HLO module"
 
+KINDS: Final = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+)  # fmt: skip
+"""HLO's names of collective operations."""
+
 _COMPUTATION: Final = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[^\s(]+) \(.*\{$")
 _HEAD: Final = re.compile(r"^ +(?P<root>ROOT )?%(?P<name>[^\s=]+) = ")
 _OPCODE: Final = re.compile(r" (?P<opcode>[a-z][\w-]*)\(")
@@ -106,6 +112,15 @@ class Module:
             return self.lines.get(int(match[1]), "")
         match = re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction.rest)
         return f"{match[1].rpartition('/')[2]}:{match[2]}" if match else ""
+
+    def collectives_in(self, one: Instruction) -> Iterator[tuple[Instruction, bool]]:
+        """The collectives that an instruction is or contains, and whether computation runs beside them."""
+        if one.opcode.removesuffix("-start") in KINDS:
+            yield one, False
+        elif one.opcode in ("fusion", "async-start"):
+            for name in one.called:
+                for inner in self.computations.get(name, {}).values():
+                    yield from ((c, True) for c, _ in self.collectives_in(inner))
 
 
 def parse(text: str) -> Module:

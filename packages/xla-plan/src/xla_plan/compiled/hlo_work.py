@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from xla_plan.compiled.hlo_module import Array, Computation, Instruction, Module, arrays_in
+from xla_plan.compiled.hlo_module import KINDS, Array, Computation, Instruction, Module, arrays_in
 
 _FREE: Final = frozenset({
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "while",
@@ -19,6 +19,7 @@ _FREE: Final = frozenset({
 """Instructions that move no data themselves; the work that they stand for is counted elsewhere."""
 _PIECES: Final = ("async-collective-start", "async-collective-done")
 """Names of fusions that begin and end a collective which runs in pieces."""
+_ALIAS: Final = re.compile(r"\{(?P<result>\d*)\}: \((?P<operand>\d+), \{\}\)")
 KERNEL: Final = "tpu_custom_call"
 """The target of kernels written for the chip (Pallas), whose cycles the compiler does not estimate."""
 _SPATIAL: Final = re.compile(r"^(?P<left>\w+)_(?P<right>\w+)->(?P<result>\w+)$")
@@ -79,8 +80,10 @@ def work(module: Module) -> Work:
     """The work of one run, with that of loops."""
     total = Work()
     fused = _FusedFlops(module)
+    pieces = _Pieces(module)
     for visit in walk(module):
         one, times = visit.instruction, visit.times
+        total.hbm_bytes += times * pieces.collective_bytes(one)
         if one.opcode == "while" and passes(module, one, visit.where) is None:
             total.unknown_loops += 1
         if one.opcode in _FREE or one.name.startswith(_PIECES):
@@ -90,14 +93,61 @@ def work(module: Module) -> Work:
             total.kernel_bytes += times * (one.number("bytes_accessed") or 0)
         total.cycles += times * (one.number("estimated_cycles") or 0)
         total.flops += times * fused.of(one, visit.where)
-        total.hbm_bytes += times * _hbm_bytes(one, visit.where)
+        handed_on = pieces.handed_on(one)
+        total.hbm_bytes += times * _hbm_bytes(one, visit.where, *handed_on)
     return total
 
 
-def _hbm_bytes(one: Instruction, where: Computation) -> int:
+class _Pieces:
+    """Finds the collectives that the compiler has cut into pieces, which run inside of fusions beside products.
+
+    Such a fusion hands on the buffers of the collective, whole ones, in each piece.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._seen: set[tuple[str, str | None]] = set()
+        self._homes = {
+            one.name: computation
+            for computation in module.computations.values()
+            for one in computation.values()
+            if one.opcode in KINDS
+        }
+
+    def _inside(self, one: Instruction) -> list[Instruction]:
+        if one.opcode != "fusion":
+            return []
+        return [c for c, _ in self._module.collectives_in(one) if c.name in self._homes]
+
+    def collective_bytes(self, one: Instruction) -> int:
+        """The bytes of HBM that collectives in a fusion read and write, at the first of their pieces."""
+        count = 0
+        for inner in self._inside(one):
+            key = inner.opcode, inner.attribute("channel_id")
+            if key not in self._seen:
+                self._seen.add(key)
+                count += _hbm_bytes(inner, self._homes[inner.name])
+        return count
+
+    def handed_on(self, one: Instruction) -> tuple[frozenset[int], frozenset[int]]:
+        """The positions of operands and of results that are a collective's buffers."""
+        if not self._inside(one):
+            return frozenset(), frozenset()
+        same = list(_ALIAS.finditer(one.attribute("output_to_operand_aliasing") or ""))
+        operands = frozenset(int(m["operand"]) for m in same)
+        return operands, frozenset(int(m["result"] or 0) for m in same)
+
+
+def _hbm_bytes(
+    one: Instruction,
+    where: Computation,
+    handed_on: frozenset[int] = frozenset(),
+    given_back: frozenset[int] = frozenset(),
+) -> int:
     """The bytes that an instruction reads from and writes to HBM; the chip's own memory does not count.
 
-    The start of a slice or copy reads as much as it writes, even from a larger operand.
+    The start of a slice or copy reads as much as it writes, even from a larger operand. Operands at the positions
+    ``handed_on`` and results at ``given_back`` are not counted.
     """
     if one.opcode in ("slice-start", "copy-start", "async-start") or one.opcode == "dynamic-slice":
         moved = [a for a in one.arrays if a.elements]
@@ -105,11 +155,13 @@ def _hbm_bytes(one: Instruction, where: Computation) -> int:
         part = min((a.bytes for a in moved[:2]), default=0)
         return part * sum(not a.on_chip for a in moved[:2])
     read: dict[str, int] = {}
-    for name in one.operands:
+    for position, name in enumerate(one.operands):
         source = where.get(name)
-        if source is not None and source.opcode not in ("constant", "partition-id"):
-            read[name] = sum(a.bytes for a in source.arrays if not a.on_chip)
-    return sum(read.values()) + sum(a.bytes for a in one.arrays if not a.on_chip)
+        if source is None or source.opcode in ("constant", "partition-id") or position in handed_on:
+            continue
+        read[name] = sum(a.bytes for a in source.arrays if not a.on_chip)
+    written = (a for n, a in enumerate(one.arrays) if n not in given_back and not a.on_chip)
+    return sum(read.values()) + sum(a.bytes for a in written)
 
 
 class _FusedFlops:
