@@ -182,6 +182,31 @@ def test_a_weight_is_gathered_once_for_both_directions(mesh):
     assert [(one.kind, one.bytes) for one in found] == [("all-gather", 16 * 8 * 4)]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_layer_stays_whole_and_keeps_the_batch_apart(mesh, turned):
+    """Its product has all dimensions of the input, which the partitioner may have split one by one."""
+    host = [torch.randn(8, 6, 4), torch.randn(16, 4), torch.randn(16)]
+    on_device = [t.to("xla").requires_grad_() for t in host]
+    x, weight = on_device[:2]
+    xs.mark_sharding(x, mesh, ("data", "model", None))
+    xs.mark_sharding(weight, mesh, ("data", None))
+    torch_xla.sync()
+
+    def layer(x, weight, bias):
+        # a layer whose weight is a transpose
+        weight = weight.t().contiguous().t() if turned else weight
+        return torch.nn.functional.linear(x, weight, bias)
+
+    result = layer(*on_device)
+    assert "aten::linear(" in torch_xla._XLAC._get_xla_tensors_text([result])
+    result.square().sum().backward()
+    torch_xla.sync()
+    expected = [t.requires_grad_() for t in host]
+    layer(*expected).square().sum().backward()
+    for got, wanted in zip(on_device, expected, strict=True):
+        torch.testing.assert_close(got.grad.cpu(), wanted.grad)
+
+
 PRODUCTS = {
     "turned left": lambda a, b, c: a.t() @ b,
     "turned twice": lambda a, b, c: a.t() @ b.t().t(),

@@ -267,7 +267,7 @@ _installed: Final = Once()
 
 
 def _is_on_one_device(tensor: XLATensor) -> bool:
-    # over a mesh, a weight is gathered once for both passes, for which lowering must see its transposes
+    # over a mesh, the partitioner keeps the heads of attention split only where lowering sees its products
     return tensor._s.trace.backend.virtual_name is None
 
 

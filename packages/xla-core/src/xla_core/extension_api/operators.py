@@ -6,6 +6,7 @@ from torch._ops import OpOverload
 
 from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.operators.lowering_registry import rule
+from xla_core.operators.product_flops import flops_of
 from xla_core.operators.schema import signature
 from xla_core.recording.xla_tensor import Handler, handler_of, set_handler
 from xla_core.torch_bridge.operands import (
@@ -31,6 +32,7 @@ __all__ = [
     "Tree",
     "behind_barrier",
     "fallback_handler",
+    "flops_of",
     "handler_of",
     "rule",
     "schema_of",

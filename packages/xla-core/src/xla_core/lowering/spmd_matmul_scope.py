@@ -1,7 +1,7 @@
 """In partitioned programs, lowers matrix products without the transposes around them.
 
-PyTorch's linear layer multiplies by a transposed weight, and its gradient by the weight itself. A weight
-that is split over the devices must be gathered for both, and as two values it would be gathered twice.
+A product by a transposed weight and its gradient, a product by the weight itself, need the weight in two forms. A
+weight that is split over the devices must be gathered for both, and as two values it would be gathered twice.
 A product over other dimensions of the weight gives the same result, so one gathered value serves both.
 
 The gradient of the weight is a transposed product. Devices sum the product before the transpose, so the compiler
@@ -22,7 +22,7 @@ from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.lowering.source_scopes import scope_name
 from xla_core.lowering.spmd_bmm_scope import UnmergedScope
 from xla_core.operators.lowering_registry import Rule
-from xla_core.operators.run_rule import conform
+from xla_core.operators.run_rule import conform, run_rule
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.entry import Operation
 
@@ -57,6 +57,9 @@ class PartitionedScope(UnmergedScope):
         name = "" if plan.is_put else plan.name
         if name in _PRODUCTS:
             self.waiting[part.results()[0]] = part
+        elif name in _WEIGHTS:
+            if not _linear(self, part, _WEIGHTS[name]):
+                super().compute(part)
         elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
 
@@ -82,6 +85,22 @@ def _transpose(scope: PartitionedScope, part: OpInstance) -> bool:
     return True
 
 
+def _linear(scope: PartitionedScope, part: OpInstance, position: int) -> bool:
+    """Compute a linear layer or its gradients, if the weight at this position is at hand transposed."""
+    args, kwargs = part.arguments()
+    weight = scope.transposed.get(scope.materialize(args[position].vid))
+    if weight is None:
+        return False
+    values = tuple(weight if n == position else scope.value(a) for n, a in enumerate(args))
+    named = {name: scope.value(a) for name, a in kwargs.items()}
+    rule = part.entry.plan.rule
+    assert isinstance(rule, Rule)
+    with jax.named_scope(scope_name(part.entry)):
+        results = run_rule(rule, values, {**named, "turned": True}, (), part.metas())
+    scope.update(zip(part.results(), results, strict=True))
+    return True
+
+
 def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -> jax.Array:
     """The result of ``mm`` or ``addmm``; with ``swapped``, the transposed result of ``mm``."""
     args, kwargs = part.arguments()
@@ -102,4 +121,6 @@ def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -
 
 MM: Final = "aten.mm.default"
 _PRODUCTS: Final = frozenset({MM, "aten.addmm.default"})
+_WEIGHTS: Final = {"aten.linear.default": 1, "aten.linear_backward.default": 2}
+"""The positions of weights among the arguments of linear layers and their gradients."""
 _TRANSPOSES: Final = frozenset({"aten.t.default", "aten.transpose.int"})

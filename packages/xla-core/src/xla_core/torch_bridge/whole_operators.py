@@ -61,13 +61,20 @@ KernelMaker: TypeAlias = Callable[[type[torch.Tensor], MayStayWhole], Kernel]
 _kernels: dict[OpOverload, Kernel] = {}
 
 
-def is_watched() -> bool:
+def is_watched(overload: OpOverload | None = None) -> bool:
     """Whether a mode or a transform wants to see the operators that a whole one replaces.
 
     That is a mode of ``torch.utils._python_dispatch``: one that counts products, chooses what a checkpoint
-    keeps, or writes a graph. Or forward-mode differentiation, which has no derivatives of whole operators.
+    keeps, or writes a graph; but not one whose attribute ``whole_operators`` contains ``overload``. Or
+    forward-mode differentiation, which has no derivatives of whole operators.
     """
-    return _modes() > 0 or forward_ad._current_level >= 0
+    return (_modes() > 0 and not _modes_know(overload)) or forward_ad._current_level >= 0
+
+
+def _modes_know(overload: OpOverload | None) -> bool:
+    """Whether all active modes take a whole operator as it is."""
+    active = map(torch._C._get_dispatch_stack_at, range(_modes()))
+    return all(overload in getattr(mode, "whole_operators", ()) for mode in active)
 
 
 def _wants_gradients(
@@ -97,8 +104,7 @@ def _linear(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> K
             and (bias is None or (type(bias) is tensor_class and bias.dim() == 1))
             and weight.dim() == 2
             and input.dim() > 1
-            and not is_watched()
-            and may_stay_whole(weight)
+            and not is_watched(_aten.linear.default)
         ):
             if _wants_gradients(input, weight, bias) or _transforms():
                 return _linear_as_one(input, weight, bias)

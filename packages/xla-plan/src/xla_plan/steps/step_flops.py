@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from xla_core.extension_api.autograd import current_backward
-from xla_core.extension_api.operators import NamedOperands, Operand, Operands
+from xla_core.extension_api.operators import NamedOperands, Operand, Operands, flops_of
 
 _BACKWARD_TIMES: Final = 2
 """A product's backward pass has two products of its size, one for the gradient of each operand."""
@@ -30,7 +29,7 @@ _KERNELS: Final[Mapping[str, Callable[..., int]]] = {
     "xla::flash_attention_forward": _attention(2),
     "xla::splash_attention_forward": _attention(2),
 }
-"""The kernels of ``torch.ops.xla`` by their forward operators, which are not in torch's own registry."""
+"""The kernels of ``torch.ops.xla`` by their forward operators, for which ``flops_of`` has no formulas."""
 
 
 _TO_PART: Final = "xla_spmd::to_shard"
@@ -43,6 +42,9 @@ class StepFlops(TorchDispatchMode):
     ``model`` is the number for model FLOP utilization, three times that of the forward pass, without the products
     that are computed again in the backward pass (rematerialization).
     """
+
+    whole_operators: ClassVar = frozenset({torch.ops.aten.linear.default})
+    """Operators that are recorded whole beside this mode, so that the step is the one that runs without it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,11 +67,11 @@ class StepFlops(TorchDispatchMode):
             # the following kernels are recorded for one chip's part
             self._wholes[tuple(result.shape)] = math.prod(args[0].shape) // max(1, result.numel())
             return result
-        kernel = _KERNELS.get(name)
+        kernel, formula = _KERNELS.get(name), flops_of(func)
         if kernel is not None:
             count = kernel(*args) * self._wholes.get(tuple(args[0].shape), 1)
-        elif packet in flop_registry:
-            count = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        elif formula is not None:
+            count = formula(*args, **(kwargs or {}), out_val=result)
         else:
             return result
         if current_backward() < 0:

@@ -9,7 +9,6 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import flop_registry
 
 from xla_core.contract.device_protocol import Buffer, DeviceClient, Executable
 from xla_core.contract.step_sharding import (
@@ -23,6 +22,7 @@ from xla_core.contract.step_sharding import (
 )
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Layout, Recorder, Storage
+from xla_core.extension_api.operators import flops_of
 from xla_core.extension_api.steps import Entry, Lift, Ref, TensorMeta, Trace, operations_of, wanted
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
@@ -190,11 +190,10 @@ class RecordedStep:
 
 
 def products_of(entries: Iterable[Entry]) -> float:
-    """The multiplications and additions of a step's products, by torch's formulas, without bodies of loops."""
+    """The multiplications and additions of a step's products, without bodies of loops."""
     total = 0.0
     for operation in operations_of(entries):  # type: ignore[arg-type]
-        packet = getattr(operation.plan.overload, "overloadpacket", None)
-        formula = flop_registry.get(packet)
+        formula = flops_of(operation.plan.overload)
         if formula is not None:
             result = [None if m is None else _meta_tensor(m) for m in operation.metas]
             args = [_example(a) for a in operation.args]

@@ -69,19 +69,20 @@ def blend(added: Array, beta: Scalar, total: Array, alpha: Scalar) -> Array:
 
 @rule(aten.mm.default, aten.bmm.default)
 def mm(self: Array, mat2: Array, *, turned: tuple[bool, bool] = (False, False)) -> Array:
-    """Matrix product, batched or not.
+    """Matrix product, batched or not."""
+    return product(self, mat2, turned, _matrix_dtype(self, mat2)).astype(self.dtype)
+
+
+def _matrix_dtype(left: Array, right: Array) -> np.dtype | None:
+    """The dtype in which a product of matrices is asked for, None for the accumulator's.
 
     A TPU's matrix units sum bfloat16 in float32 whatever the result is. There the result is bfloat16 at once:
     over a mesh what devices add up is half as large then, as with jax.
     """
-    if self.dtype == mat2.dtype == jnp.bfloat16 and _sums_wide():
-        return product(self, mat2, turned, self.dtype)
-    return product(self, mat2, turned).astype(self.dtype)
-
-
-def _sums_wide() -> bool:
     device = target.current()
-    return device is not None and device.platform == "tpu"
+    if left.dtype == right.dtype == jnp.bfloat16 and device is not None:
+        return left.dtype if device.platform == "tpu" else None
+    return None
 
 
 @rule(aten._int_mm.default)
@@ -152,9 +153,12 @@ def addr(self: Array, vec1: Array, vec2: Array, *, beta: Scalar = 1, alpha: Scal
 
 
 @rule(aten.linear.default)
-def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``input @ weight.T + bias`` over the last dimension of ``input``."""
-    total = dot_general(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+def linear(
+    input: Array, weight: Array, bias: Array | None = None, *, turned: bool = False
+) -> Array:
+    """``input @ weight.T + bias`` over the last dimension of ``input``; ``turned``: ``weight.T`` is given."""
+    over = (input.ndim - 1,), (weight.ndim - 1 - turned,)
+    total = dot_general(input, weight, over, result=_matrix_dtype(input, weight))
     if bias is not None:
         total = total + bias.astype(total.dtype)
     return total.astype(input.dtype)
@@ -162,15 +166,25 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @rule(aten.linear_backward.default)
 def linear_backward(
-    self: Array, grad_output: Array, weight: Array, output_mask: Sequence[bool]
+    self: Array,
+    grad_output: Array,
+    weight: Array,
+    output_mask: Sequence[bool],
+    *,
+    turned: bool = False,
 ) -> tuple[Array | None, ...]:
-    """Gradients of ``linear`` by input, weight and bias; the mask leaves out the first, or both others."""
+    """Gradients of ``linear`` by input, weight and bias; the mask leaves out the first, or both others.
+
+    With ``turned``, ``weight.T`` is given; its gradient is that of ``weight``.
+    """
     lead = tuple(range(grad_output.ndim - 1))
     by_input = by_weight = by_bias = None
+    result = _matrix_dtype(grad_output, weight)
     if output_mask[0]:
-        by_input = dot_general(grad_output, weight, ((grad_output.ndim - 1,), (0,)))
+        over = (grad_output.ndim - 1,), (int(turned),)
+        by_input = dot_general(grad_output, weight, over, result=result)
     if output_mask[1] or output_mask[2]:
-        by_weight = dot_general(grad_output, self, (lead, lead))
+        by_weight = dot_general(grad_output, self, (lead, lead), result=result)
         by_bias = jnp.sum(grad_output, axis=lead)
     return by_input, by_weight, by_bias
 
