@@ -61,20 +61,19 @@ KernelMaker: TypeAlias = Callable[[type[torch.Tensor], MayStayWhole], Kernel]
 _kernels: dict[OpOverload, Kernel] = {}
 
 
-def is_watched(overload: OpOverload | None = None) -> bool:
+def is_watched() -> bool:
     """Whether a mode or a transform wants to see the operators that a whole one replaces.
 
     That is a mode of ``torch.utils._python_dispatch``: one that counts products, chooses what a checkpoint
-    keeps, or writes a graph; but not one whose attribute ``whole_operators`` contains ``overload``. Or
-    forward-mode differentiation, which has no derivatives of whole operators.
+    keeps, or writes a graph; but none whose class says ``sees_whole_operators = True``. Or forward-mode
+    differentiation, which has no derivatives of whole operators.
     """
-    return (_modes() > 0 and not _modes_know(overload)) or forward_ad._current_level >= 0
+    return (_modes() > 0 and not _modes_see_wholes()) or forward_ad._current_level >= 0
 
 
-def _modes_know(overload: OpOverload | None) -> bool:
-    """Whether all active modes take a whole operator as it is."""
+def _modes_see_wholes() -> bool:
     active = map(torch._C._get_dispatch_stack_at, range(_modes()))
-    return all(overload in getattr(mode, "whole_operators", ()) for mode in active)
+    return all(getattr(mode, "sees_whole_operators", False) for mode in active)
 
 
 def _wants_gradients(
@@ -104,9 +103,9 @@ def _linear(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> K
             and (bias is None or (type(bias) is tensor_class and bias.dim() == 1))
             and weight.dim() == 2
             and input.dim() > 1
-            and not is_watched(_aten.linear.default)
+            and not is_watched()
         ):
-            if _wants_gradients(input, weight, bias) or _transforms():
+            if _wants_gradients(input, weight, bias) or _transforms() or _modes():
                 return _linear_as_one(input, weight, bias)
             operands = (input, weight) if bias is None else (input, weight, bias)
             return record(_aten.linear.default, (), operands)
@@ -143,6 +142,7 @@ def _convolution(
             and input.dim() == dimensions + 2
             and input.is_floating_point()
             and (bias is None or bias.dtype == input.dtype)
+            and not _modes()  # which see this operator among the parts
             and not is_watched()
             and not _transforms()
         ):
@@ -190,6 +190,8 @@ def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
         ):
             operands = (input, weight, bias, running_mean, running_var)
             if not training and not (_grad_mode() and _wants_gradients(input, weight, bias)):
+                if _modes():
+                    return by_statistics(*operands, eps)
                 return record(by_statistics, (), (*operands, eps))
             if _are_of_channels(input, operands[1:]):
                 return _with_statistics(*operands, training, momentum, eps)[0]

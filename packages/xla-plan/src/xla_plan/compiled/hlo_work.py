@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from xla_plan.compiled.hlo_module import KINDS, Array, Computation, Instruction, Module, arrays_in
@@ -80,10 +80,10 @@ def work(module: Module) -> Work:
     """The work of one run, with that of loops."""
     total = Work()
     fused = _FusedFlops(module)
-    pieces = _Pieces(module)
+    hbm = _HbmBytes(module)
     for visit in walk(module):
         one, times = visit.instruction, visit.times
-        total.hbm_bytes += times * pieces.collective_bytes(one)
+        total.hbm_bytes += times * hbm.of(one, visit.where)
         if one.opcode == "while" and passes(module, one, visit.where) is None:
             total.unknown_loops += 1
         if one.opcode in _FREE or one.name.startswith(_PIECES):
@@ -93,15 +93,14 @@ def work(module: Module) -> Work:
             total.kernel_bytes += times * (one.number("bytes_accessed") or 0)
         total.cycles += times * (one.number("estimated_cycles") or 0)
         total.flops += times * fused.of(one, visit.where)
-        handed_on = pieces.handed_on(one)
-        total.hbm_bytes += times * _hbm_bytes(one, visit.where, *handed_on)
     return total
 
 
-class _Pieces:
-    """Finds the collectives that the compiler has cut into pieces, which run inside of fusions beside products.
+class _HbmBytes:
+    """Counts the bytes that instructions read from and write to HBM.
 
-    Such a fusion hands on the buffers of the collective, whole ones, in each piece.
+    A collective that the compiler has cut into pieces runs inside of fusions, beside products. Each of these
+    hands on the collective's buffers, whole ones; they count once.
     """
 
     def __init__(self, module: Module) -> None:
@@ -114,35 +113,29 @@ class _Pieces:
             if one.opcode in KINDS
         }
 
-    def _inside(self, one: Instruction) -> list[Instruction]:
-        if one.opcode != "fusion":
-            return []
-        return [c for c, _ in self._module.collectives_in(one) if c.name in self._homes]
-
-    def collective_bytes(self, one: Instruction) -> int:
-        """The bytes of HBM that collectives in a fusion read and write, at the first of their pieces."""
+    def of(self, one: Instruction, where: Computation) -> int:
+        """The bytes of one instruction, with those of a collective whose first piece it is."""
+        inside = self._module.collectives_in(one) if one.opcode == "fusion" else ()
+        pieces = [piece for piece, _ in inside if piece.name in self._homes]
         count = 0
-        for inner in self._inside(one):
-            key = inner.opcode, inner.attribute("channel_id")
+        for piece in pieces:
+            key = piece.opcode, piece.attribute("channel_id")
             if key not in self._seen:
                 self._seen.add(key)
-                count += _hbm_bytes(inner, self._homes[inner.name])
-        return count
-
-    def handed_on(self, one: Instruction) -> tuple[frozenset[int], frozenset[int]]:
-        """The positions of operands and of results that are a collective's buffers."""
-        if not self._inside(one):
-            return frozenset(), frozenset()
-        same = list(_ALIAS.finditer(one.attribute("output_to_operand_aliasing") or ""))
-        operands = frozenset(int(m["operand"]) for m in same)
-        return operands, frozenset(int(m["result"] or 0) for m in same)
+                count += _hbm_bytes(piece, self._homes[piece.name])
+        if one.opcode in _FREE or one.name.startswith(_PIECES):
+            return count
+        same = one.attribute("output_to_operand_aliasing") if pieces else None
+        pairs = list(_ALIAS.finditer(same or ""))
+        operands = {int(m["operand"]) for m in pairs}
+        return count + _hbm_bytes(one, where, operands, {int(m["result"] or 0) for m in pairs})
 
 
 def _hbm_bytes(
     one: Instruction,
     where: Computation,
-    handed_on: frozenset[int] = frozenset(),
-    given_back: frozenset[int] = frozenset(),
+    handed_on: Collection[int] = (),
+    given_back: Collection[int] = (),
 ) -> int:
     """The bytes that an instruction reads from and writes to HBM; the chip's own memory does not count.
 

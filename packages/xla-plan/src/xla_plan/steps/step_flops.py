@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
-import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,21 +15,8 @@ _BACKWARD_TIMES: Final = 2
 """A product's backward pass has two products of its size, one for the gradient of each operand."""
 
 
-def _attention(products: int) -> Callable[..., int]:
-    def flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object) -> int:
-        # positions that a causal mask hides are counted, as in PaLM's and MaxText's figures
-        return products * 2 * math.prod(q.shape[:-2]) * q.shape[-2] * k.shape[-2] * q.shape[-1]
-
-    return flops
-
-
-_KERNELS: Final[Mapping[str, Callable[..., int]]] = {
-    "xla::flash_attention_forward": _attention(2),
-    "xla::splash_attention_forward": _attention(2),
-}
-"""The kernels of ``torch.ops.xla`` by their forward operators, for which ``flops_of`` has no formulas."""
-
-
+_KERNELS: Final = frozenset({"xla::flash_attention_forward", "xla::splash_attention_forward"})
+"""The kernels that are recorded for one chip's part of their operands."""
 _TO_PART: Final = "xla_spmd::to_shard"
 """The operator after which kernels see one chip's part of a value."""
 
@@ -43,8 +28,8 @@ class StepFlops(TorchDispatchMode):
     that are computed again in the backward pass (rematerialization).
     """
 
-    whole_operators: ClassVar = frozenset({torch.ops.aten.linear.default})
-    """Operators that are recorded whole beside this mode, so that the step is the one that runs without it."""
+    sees_whole_operators: ClassVar = True
+    """Layers and attention are recorded whole beside this mode: the step is the one that runs without it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,19 +46,18 @@ class StepFlops(TorchDispatchMode):
     ) -> Operand:
         """Run the operator, and count its FLOPs."""
         result = func(*args, **(kwargs or {}))
-        packet = getattr(func, "overloadpacket", func)
+        packet = getattr(func, "overloadpacket", None)
         name = getattr(packet, "_qualified_op_name", "")
         if name == _TO_PART:
             # the following kernels are recorded for one chip's part
             self._wholes[tuple(result.shape)] = math.prod(args[0].shape) // max(1, result.numel())
             return result
-        kernel, formula = _KERNELS.get(name), flops_of(func)
-        if kernel is not None:
-            count = kernel(*args) * self._wholes.get(tuple(args[0].shape), 1)
-        elif formula is not None:
-            count = formula(*args, **(kwargs or {}), out_val=result)
-        else:
+        formula = flops_of(func)
+        if formula is None:
             return result
+        count = formula(*args, **(kwargs or {}), out_val=result)
+        if name in _KERNELS:
+            count *= self._wholes.get(tuple(args[0].shape), 1)
         if current_backward() < 0:
             self.forward += count
         else:

@@ -80,9 +80,8 @@ def _matrix_dtype(left: Array, right: Array) -> np.dtype | None:
     over a mesh what devices add up is half as large then, as with jax.
     """
     device = target.current()
-    if left.dtype == right.dtype == jnp.bfloat16 and device is not None:
-        return left.dtype if device.platform == "tpu" else None
-    return None
+    on_tpu = device is not None and device.platform == "tpu"
+    return left.dtype if on_tpu and left.dtype == right.dtype == jnp.bfloat16 else None
 
 
 @rule(aten._int_mm.default)
@@ -158,8 +157,10 @@ def linear(
 ) -> Array:
     """``input @ weight.T + bias`` over the last dimension of ``input``; ``turned``: ``weight.T`` is given."""
     over = (input.ndim - 1,), (weight.ndim - 1 - turned,)
-    total = dot_general(input, weight, over, result=_matrix_dtype(input, weight))
-    if bias is not None:
+    if bias is None:
+        total = dot_general(input, weight, over, result=_matrix_dtype(input, weight))
+    else:  # which is added before the sum is rounded, as in addmm
+        total = dot_general(input, weight, over)
         total = total + bias.astype(total.dtype)
     return total.astype(input.dtype)
 
