@@ -50,7 +50,7 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from xla_core.jax_bridge import mlir_contexts, module_attributes, pallas_kernels
 from xla_core.jax_bridge.jax_versions import SINCE_0_11
-from xla_core.jax_bridge.passes import manual_constants, partitioner_repairs
+from xla_core.jax_bridge.passes import manual_constants, partitioner_repairs, shardy_form
 
 # jax 0.10.2: an operation of ours; public as jax.extend.core.Primitive, which takes 0.15 s to import
 Primitive: TypeAlias = _jax_core.Primitive
@@ -96,6 +96,7 @@ def lower(
     num_partitions: int = 1,
     input_shardings: Sequence[str | None] = (),
     output_shardings: Sequence[str | None] = (),
+    mesh_of: shardy_form.MeshOf | None = None,
     debug_locations: bool = False,
     kept_prefix: str | None = None,
     relocate: Relocation | None = None,
@@ -106,11 +107,11 @@ def lower(
     ``name`` is the module's. Its program runs on ``num_replicas`` times ``num_partitions`` devices, with
     ``input_shardings`` and ``output_shardings`` over the latter. Every input stays an argument, used or not;
     outputs are the flattened result. ``aliases`` pairs an input with the output that takes over its memory.
-    Shardings come one per input or output, or not at all; None means replicated for an input and the compiler's
-    choice for an output. One is HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>,
-    [{"x"}, {}]>``); a program uses one of the two forms. 64-bit types are on, whatever jax's configuration
-    says, and no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
-    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out unless
+    Shardings are HLO texts (``{devices=[2,1]<=[2]}``), one per input or output, or none at all; None means
+    replicated for an input and the compiler's choice for an output. If ``mesh_of(texts)`` finds a mesh for all
+    shardings of the program, it is rewritten for Shardy (``passes.shardy_form``). 64-bit types are on, whatever
+    jax's configuration says, and no jax backend is started. Calls of inner functions (``jax.jit``) whose names
+    begin with ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out unless
     ``debug_locations``, so that equal programs give equal bytes wherever they were traced. With ``relocate``
     operations keep their names (of ``jax.named_scope``) as it changes them; ``edit`` may change the module.
     Raises ValueError for an alias that does not fit, or if the function calls back into Python.
@@ -119,7 +120,7 @@ def lower(
         function, avals, aliases, platform, name,
         num_replicas=num_replicas, num_partitions=num_partitions,
         input_shardings=input_shardings, output_shardings=output_shardings,
-        debug_locations=debug_locations, kept_prefix=kept_prefix,
+        mesh_of=mesh_of, debug_locations=debug_locations, kept_prefix=kept_prefix,
     )  # fmt: skip
     if edit is not None:
         edit(module)
@@ -139,6 +140,7 @@ def lower_to_module(
     num_partitions: int = 1,
     input_shardings: Sequence[str | None] = (),
     output_shardings: Sequence[str | None] = (),
+    mesh_of: shardy_form.MeshOf | None = None,
     debug_locations: bool = False,
     kept_prefix: str | None = None,
 ) -> ir.Module:
@@ -153,8 +155,12 @@ def lower_to_module(
                 module.operation
             )
     module_attributes.set_module_counts(module, num_replicas, num_partitions)
+    if num_partitions > 1:
+        input_shardings = [text or "{replicated}" for text in input_shardings]
     module_attributes.annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:
+        if mesh_of is not None:
+            shardy_form.convert(module, mesh_of)
         module_attributes.pin_unannotated_inputs(module)
         manual_constants.separate_constants(module)
         partitioner_repairs.correct(module, num_partitions)

@@ -17,19 +17,19 @@ from jax._src.interpreters import mlir as _mlir
 # jaxlib 0.10.2: MLIR bindings; ``ir`` makes attributes.
 from jaxlib.mlir import ir
 
-# jaxlib 0.10.2: builders of StableHLO's and Shardy's operations.
-from jaxlib.mlir.dialects import sdy, stablehlo
+# jaxlib 0.10.2: builders of StableHLO's operations.
+from jaxlib.mlir.dialects import stablehlo
 
 from xla_core.jax_bridge.passes.manual_constants import BEGINS, ENDS
 
 
 def annotate_sharding(value: Array, text: str) -> Array:
-    """``value``, laid out as ``text`` says: HLO text or Shardy's, see ``jax_private.lower``."""
+    """``value``, laid out as the HLO sharding ``text`` says."""
     return _layout_p.bind(value, target="Sharding", text=text, shape=value.shape)
 
 
 def to_manual(value: Array, shape: tuple[int, ...]) -> Array:
-    """The part of ``value``, of ``shape``, that each device holds; HLO annotations only."""
+    """The part of ``value``, of ``shape``, that each device holds."""
     return _layout_p.bind(value, target=BEGINS, text="{manual}", shape=shape)
 
 
@@ -39,21 +39,19 @@ def from_manual(value: Array, text: str, shape: tuple[int, ...]) -> Array:
     return _layout_p.bind(part, target=ENDS, text=text, shape=shape)
 
 
-def shard_alike(a: Array, b: Array, group: int, shardy: bool) -> tuple[Array, Array]:
+def shard_alike(a: Array, b: Array, group: int) -> tuple[Array, Array]:
     """``a`` and ``b``, of one shape, split in the same way, which the compiler chooses.
 
-    ``group`` is a number of their own in the program; ``shardy``: the program is annotated in Shardy's form.
+    ``group`` is a number of their own in the program.
     """
-    first, second = _alike_p.bind(a, b, group=group, shardy=shardy)
+    first, second = _alike_p.bind(a, b, group=group)
     return first, second
 
 
 def _lower_layout(
     ctx: _mlir.LoweringRuleContext, value: Array, *, target: str, text: str, shape: tuple[int, ...]
 ) -> list[object]:
-    if text.startswith("#sdy."):
-        return [sdy.ShardingConstraintOp(value, ir.Attribute.parse(text)).result]
-    # jax 0.10.2; XLA's partitioner (GSPMD) knows these calls by name
+    # jax 0.10.2; XLA's older partitioner (GSPMD) knows these calls by name, passes.shardy_form rewrites them
     call = _mlir.custom_call(
         target,
         result_types=[_mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])],
@@ -72,13 +70,7 @@ _layout_p.def_abstract_eval(
 _mlir.register_lowering(_layout_p, _lower_layout)
 
 
-def _lower_alike(
-    ctx: _mlir.LoweringRuleContext, *values: Array, group: int, shardy: bool
-) -> list[object]:
-    if shardy:
-        for value in values:
-            sdy.ShardingGroupOp(value, group)
-        return list(values)
+def _lower_alike(ctx: _mlir.LoweringRuleContext, *values: Array, group: int) -> list[object]:
     # jax 0.10.2; a call that may not be dropped, since the other one needs it
     text = {"mhlo.sharding": ir.StringAttr.get(f"{{unknown shard_as {group}}}")}
     calls = [
@@ -97,7 +89,7 @@ def _lower_alike(
 
 _alike_p: Final = _jax_core.Primitive("xla_shard_alike")
 _alike_p.multiple_results = True
-_alike_p.def_abstract_eval(lambda a, b, *, group, shardy: (a, b))
+_alike_p.def_abstract_eval(lambda a, b, *, group: (a, b))
 _mlir.register_lowering(_alike_p, _lower_alike)
 
 

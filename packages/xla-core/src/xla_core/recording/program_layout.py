@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
 from xla_core.contract.foreign_values import AnyFunction
+from xla_core.jax_bridge.passes.shardy_form import MeshOf
 from xla_core.recording.entry import Operation
 
 Function: TypeAlias = AnyFunction
@@ -31,8 +32,8 @@ class Layout:
     ``placement`` names the devices that run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases`` are
     the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per input
     (including lifted numbers) and output, or empty. None means the whole value on every device, or, for an output,
-    the compiler's choice. ``input_annotations`` and ``output_annotations`` are the same shardings in the form of
-    the program's annotations (``jax_private.lower``). The program is lowered inside ``lowering()``.
+    the compiler's choice. ``mesh_of(texts)`` is the mesh for some HLO shardings, or None if there is none
+    (``jax_private.lower``). The program is lowered inside ``lowering()``.
     ``edges(function, specs)`` returns the function to lower and its arguments' shapes, in case values enter and
     leave the program in another form than in the step. ``collectives`` are the operations that communicate with
     other replicas.
@@ -44,8 +45,7 @@ class Layout:
     num_partitions: int = 1
     inputs: tuple[str | None, ...] = ()
     outputs: tuple[str | None, ...] = ()
-    input_annotations: tuple[str | None, ...] = ()
-    output_annotations: tuple[str | None, ...] = ()
+    mesh_of: MeshOf | None = None
     lowering: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     edges: Callable[[Function, Specs], tuple[Function, Specs]] = _as_it_is
     collectives: tuple[Operation, ...] = ()
@@ -54,7 +54,7 @@ class Layout:
         """The shardings, as part of the program's identity; empty where there are none."""
         if self.num_partitions == 1:
             return b""
-        return f"\n{self.input_annotations} -> {self.output_annotations}".encode()
+        return f"\n{self.inputs} -> {self.outputs}".encode()
 
     def input_specs(self, specs: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
         """``specs`` with the inputs' shardings."""

@@ -1,16 +1,15 @@
 """Operators that tell the compiler how a value is split, and operators of manual sharding.
 
 They are recorded like any operator. ``annotate`` and ``shard_as`` compute nothing: they are lowered to annotations
-of the program, which ``annotating`` writes in the form that the program's partitioner reads.
+of the program, as HLO texts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -22,22 +21,10 @@ from xla_core.extension_api.steps import Entry, Operation
 from xla_spmd.lowering import dynamo
 from xla_spmd.sharding.hlo_sharding import parse
 
-Translate = Callable[[str, int], str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of one program's annotations.
-
-    ``translate(text, rank)`` converts an HLO text, or is None if HLO texts are written as they are. ``groups``
-    gives new numbers to the pairs of ``shard_as`` and to the channels of collectives.
-    """
-
-    translate: Translate | None
-    groups: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-
-
-_form: contextvars.ContextVar[_Form | None] = contextvars.ContextVar("form", default=None)
+# New numbers in one program for the pairs of ``shard_as``, and for the channels of collectives.
+_numbers: contextvars.ContextVar[Iterator[int] | None] = contextvars.ContextVar(
+    "numbers", default=None
+)
 
 # The operators stay registered as long as this object lives.
 _library: Final = torch.library.Library("xla_spmd", "DEF")
@@ -92,24 +79,25 @@ for _name, _meta in (
 
 
 @contextlib.contextmanager
-def annotating(translate: Translate | None) -> Iterator[None]:
-    """Lower annotations inside this context in the form of ``translate(text, rank)``; with None, as HLO texts."""
-    token = _form.set(_Form(translate))
+def numbering() -> Iterator[None]:
+    """Lower one program inside this context."""
+    token = _numbers.set(itertools.count())
     try:
         yield
     finally:
-        _form.reset(token)
+        _numbers.reset(token)
+
+
+def _next_number() -> int:
+    return next(_numbers.get() or itertools.count())
 
 
 def _annotate(value: Operand, sharding: str) -> Operand:
-    form = _form.get() or _Form(None)
-    text = sharding if form.translate is None else form.translate(sharding, value.ndim)
-    return shardings.annotate_sharding(value, text)
+    return shardings.annotate_sharding(value, sharding)
 
 
 def _shard_as(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    form = _form.get() or _Form(None)
-    return shardings.shard_alike(a, b, next(form.groups), form.translate is not None)
+    return shardings.shard_alike(a, b, _next_number())
 
 
 def _to_shard(value: Operand, sharding: str) -> Operand:
@@ -124,9 +112,8 @@ def _to_whole(value: Operand, sharding: str, shape: list[int]) -> Operand:
 def _reduce_parts(
     value: Operand, kind: str, groups: list[int], size: int, dim: int | None = None
 ) -> Operand:
-    form = _form.get() or _Form(None)
     members = tuple(tuple(groups[i : i + size]) for i in range(0, len(groups), size))
-    channel = next(form.groups) + 1
+    channel = _next_number() + 1
     if dim is None:
         return shardings.reduce_parts(value, kind, members, channel)
     return shardings.scatter_parts(value, kind, members, dim, channel)

@@ -22,21 +22,25 @@ from xla_core.extension_api.backends import (
     hold,
     make_room,
 )
-from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
+from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of
 from xla_core.extension_api.tensors import exact_buffer, numpy_dtype
 from xla_core.support import counters, indivisible
 from xla_spmd.lowering import gradient_sharding
-from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
+from xla_spmd.lowering.annotation_ops import numbering
 from xla_spmd.lowering.automatic_sharding import AutomaticSharding
 from xla_spmd.lowering.propagation import annotated, output_shardings
 from xla_spmd.lowering.uneven_dims import padding
 from xla_spmd.sharding import mode
 from xla_spmd.sharding.annotation import storage_annotation
-from xla_spmd.sharding.hlo_sharding import REPLICATED, canonical, parse
+from xla_spmd.sharding.hlo_sharding import MANUAL, REPLICATED, canonical, parse
 from xla_spmd.sharding.shardy import ShardyMesh, common_mesh
 
 MADE_WHOLE: Final = "ReplicateShardedData"
 """The counter of split values whose parts were put together, on the host or on every device."""
+MSG_PARTS: Final = (
+    "this tensor is a part, and each device has its own; to read them, make a whole tensor of them with "
+    "xs.disable_manual_sharding(part, partition_spec, full_shape)"
+)
 
 
 class HostValue:
@@ -131,9 +135,13 @@ class MeshBackend(DeviceBackend):
         """A buffer with the same value, all of whose parts this process has.
 
         It is ``buffer`` itself if it is not split, or if this process has all devices. Otherwise the value is
-        gathered on every device, and all processes of the job must call this together.
+        gathered on every device, and all processes of the job must call this together. Raises RuntimeError for
+        parts, which each device computes by itself.
         """
-        if not parse(self.client.placement_of(buffer).sharding).tiles:
+        sharding = parse(self.client.placement_of(buffer).sharding)
+        if sharding == MANUAL:
+            raise RuntimeError(MSG_PARTS)
+        if not sharding.tiles:
             return buffer
         if len(self._local) < self.count:
             return self.move(buffer, None)
@@ -180,14 +188,11 @@ class MeshBackend(DeviceBackend):
     def _mover(self, spec: ArraySpec, sharding: str | None) -> Program:
         target = sharding or REPLICATED.text
         shardings = (spec.sharding or REPLICATED.text, target)
-        annotations = _annotations(shardings, (len(spec.shape),) * 2, self._mesh(shardings))
-        function, padded = padding(
-            shardings[:1], shardings[1:], annotations[:1], annotations[1:], _identity, [spec]
-        )
+        function, padded = padding(shardings[:1], shardings[1:], _identity, [spec])
         stablehlo = lowering.lower_function(
             function, padded, [], self.platform, "move",
-            num_partitions=self.count,
-            input_shardings=annotations[:1], output_shardings=annotations[1:],
+            num_partitions=self.count, mesh_of=self._mesh,
+            input_shardings=shardings[:1], output_shardings=shardings[1:],
         )  # fmt: skip
         return Program(
             name="move", stablehlo=stablehlo, inputs=(spec,),
@@ -345,14 +350,6 @@ class MeshBackend(DeviceBackend):
         marks = annotated(entries)
         fixed |= marks
         results = output_shardings(entries, outputs, input_shardings, fixed)
-        metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas) if m is not None}
-        ranks = [len(metas[v].shape) for v in vids] + [1] * vectors
-        texts = {*inputs, *marks.values(), *(text for text in results if text is not None)}
-        # without a common mesh, or with manual sharding, annotations stay HLO texts
-        mesh = None if _has_manual(entries) else self._mesh(texts)
-        out_ranks = [len(metas[v].shape) for v in outputs]
-        input_annotations = _annotations(inputs, ranks, mesh)
-        output_annotations = _annotations(results, out_ranks, mesh)
         return Layout(
             placement=self.placement,
             # only values with equal shardings can share memory
@@ -360,15 +357,12 @@ class MeshBackend(DeviceBackend):
             num_partitions=self.count,
             inputs=tuple(None if text == REPLICATED.text else text for text in inputs),
             outputs=tuple(results),
-            input_annotations=input_annotations,
-            output_annotations=output_annotations,
-            edges=functools.partial(
-                padding, inputs, results, input_annotations, output_annotations
-            ),
-            lowering=functools.partial(annotating, None if mesh is None else mesh.translate),
+            mesh_of=self._mesh,
+            edges=functools.partial(padding, inputs, results),
+            lowering=numbering,
         )
 
-    def _mesh(self, texts: Iterable[str | None]) -> ShardyMesh | None:
+    def _mesh(self, texts: Iterable[str]) -> ShardyMesh | None:
         return common_mesh(map(parse, texts), self.count)
 
 
@@ -384,18 +378,3 @@ def _annotated_storages(trace: Recorder) -> dict[int, str]:
 
 def _identity(value: lowering.TracedValue) -> tuple[lowering.TracedValue]:
     return (value,)
-
-
-def _annotations(
-    texts: Sequence[str | None], ranks: Sequence[int], mesh: ShardyMesh | None
-) -> tuple[str | None, ...]:
-    """HLO texts in the form that the program's partitioner reads; None stays None."""
-    return tuple(
-        text if text is None or mesh is None else mesh.translate(text, rank)
-        for text, rank in zip(texts, ranks, strict=True)
-    )
-
-
-def _has_manual(entries: Sequence[Entry]) -> bool:
-    manual = (TO_SHARD, TO_WHOLE)
-    return any(operation.plan.overload in manual for operation in operations_of(entries))

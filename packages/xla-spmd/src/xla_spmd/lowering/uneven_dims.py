@@ -29,55 +29,49 @@ Texts: TypeAlias = Sequence[str | None]
 def padding(
     inputs: Texts,
     outputs: Texts,
-    input_annotations: Texts,
-    output_annotations: Texts,
     function: Function,
     specs: Sequence[ArraySpec],
 ) -> tuple[Function, tuple[ArraySpec, ...]]:
     """``function`` with padded arguments and results, and the specs of the padded arguments.
 
     ``specs`` describes the arguments of ``function``. ``inputs`` and ``outputs`` are the HLO shardings of arguments
-    and results; the annotations are the same shardings in the form that the partitioner reads. If no argument needs
+    and results. If no argument needs
     padding and no result is split, the returned function is ``function`` itself.
     """
     shapes = [_padded(spec.shape, text) for spec, text in zip(specs, inputs, strict=True)]
     cuts = [
-        None if shape == spec.shape else (spec.shape, annotation)
-        for shape, spec, annotation in zip(shapes, specs, input_annotations, strict=True)
+        None if shape == spec.shape else (spec.shape, text)
+        for shape, spec, text in zip(shapes, specs, inputs, strict=True)
     ]
     padded = tuple(
         dataclasses.replace(spec, shape=shape) for spec, shape in zip(specs, shapes, strict=True)
     )
     if not any(cuts) and not any(parse(text).tiles for text in outputs):
         return function, padded
-    return functools.partial(_padded_call, function, cuts, outputs, output_annotations), padded
+    return functools.partial(_padded_call, function, cuts, outputs), padded
 
 
 def _padded_call(
     function: Function,
     cuts: Sequence[tuple[tuple[int, ...], JaxObject] | None],
     outputs: Texts,
-    annotations: Texts,
     *arguments: Array,
 ) -> list[Array]:
     values = [a if cut is None else _cut(a, *cut) for a, cut in zip(arguments, cuts, strict=True)]
     results = function(*values)
-    return [
-        _fill(value, text, annotation)
-        for value, text, annotation in zip(results, outputs, annotations, strict=True)
-    ]
+    return [_fill(value, text) for value, text in zip(results, outputs, strict=True)]
 
 
-def _cut(value: Array, shape: Sequence[int], annotation: str) -> Array:
-    return shardings.annotate_sharding(value[tuple(map(slice, shape))], annotation)
+def _cut(value: Array, shape: Sequence[int], text: str) -> Array:
+    return shardings.annotate_sharding(value[tuple(map(slice, shape))], text)
 
 
-def _fill(value: Array, text: str | None, annotation: str | None) -> Array:
+def _fill(value: Array, text: str | None) -> Array:
     shape = _padded(value.shape, text)
     # XLA replicates a value without elements, whatever its annotation says: there is no part to pad
-    if annotation is None or shape == value.shape or value.size == 0:
+    if text is None or shape == value.shape or value.size == 0:
         return value
-    annotated = shardings.annotate_sharding(value, annotation)
+    annotated = shardings.annotate_sharding(value, text)
     return jnp.pad(annotated, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
 
 

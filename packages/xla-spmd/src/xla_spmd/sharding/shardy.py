@@ -54,6 +54,10 @@ class ShardyMesh:
         """Shardy's text for the HLO sharding ``text`` of a value with ``rank`` dimensions."""
         return self.annotation(parse(text), rank)
 
+    def parts(self, text: str, rank: int) -> tuple[int, ...]:
+        """The number of parts along each of ``rank`` dimensions that the HLO sharding ``text`` makes."""
+        return parse(text).per_dimension or (1,) * rank
+
     def _text(self) -> str:
         axes = ", ".join(f'"{n}"={s}' for n, s in zip(self.names, self.sizes, strict=True))
         if self.order == tuple(range(len(self.order))):

@@ -2,7 +2,8 @@
 
 It lays out a constant as one of its users needs it, and XLA merges equal constants first. One that is used both
 between the marks and outside would become manual outside, where the partitioner (jaxlib 0.10.2) aborts the
-process: a sum in both places is enough.
+process: a sum in both places is enough. A number gets a constant of its own; what is computed from constants
+alone, such as a range, is marked where it begins to be used, as a whole value of which each device holds all.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ def computed_on_parts(module: ir.Module) -> set[int]:
             functions[ir.StringAttr(function.attributes["sym_name"]).value] = function
             for block in function.regions[0].blocks:
                 operations = list(block.operations)
-                if any(_target(operation) == BEGINS for operation in operations):
+                if any(call_target(operation) == BEGINS for operation in operations):
                     inside = _inside(operations)
                     keys |= inside
-                    called += (_called(o) for o in operations if _key(o) in inside)
+                    called += (called_function(o) for o in operations if _key(o) in inside)
     while called:
         function = functions.pop(called.pop(), None)
         if function is not None:
             operations = list(all_operations(function.regions[0].blocks[0]))
             keys |= {_key(operation) for operation in operations}
-            called += map(_called, operations)
+            called += map(called_function, operations)
     return keys
 
 
-def _called(operation: ir.Operation) -> str:
+def called_function(operation: ir.Operation) -> str:
     """The name of the function that an operation calls; empty if it calls none."""
     if operation.operation.name != "func.call":
         return ""
@@ -62,7 +63,7 @@ def _called(operation: ir.Operation) -> str:
 
 
 def _separate(operations: list[ir.Operation]) -> None:
-    if not any(_target(operation) == BEGINS for operation in operations):
+    if not any(call_target(operation) == BEGINS for operation in operations):
         return
     inside = _inside(operations)
     for operation in operations:
@@ -74,6 +75,16 @@ def _separate(operations: list[ir.Operation]) -> None:
             own = _own_constant(operation, value)
             for use in uses:
                 use.owner.operands[use.operand_number] = own
+    constants = _constants(operations)
+    marked: dict[ir.Value, ir.Value] = {}
+    for operation in operations:
+        if _key(operation) not in inside or _key(operation) in constants:
+            continue
+        for number, value in enumerate(operation.operands):
+            if hasattr(value.owner, "operation") and _key(value.owner) in constants:
+                if value not in marked:
+                    marked[value] = _marked(value)
+                operation.operands[number] = marked[value]
 
 
 def _key(operation: ir.Operation) -> int:
@@ -88,7 +99,7 @@ def _inside(operations: list[ir.Operation]) -> set[int]:
         key, sources = _key(operation), _sources(operation)
         if not on_parts.isdisjoint(sources):
             inside.add(key)
-        if _target(operation) == BEGINS or (key in inside and _target(operation) != ENDS):
+        if call_target(operation) == BEGINS or (key in inside and call_target(operation) != ENDS):
             on_parts.add(key)
         elif constant.issuperset(sources):
             constant.add(key)
@@ -99,12 +110,35 @@ def _inside(operations: list[ir.Operation]) -> set[int]:
     return inside
 
 
+def _constants(operations: list[ir.Operation]) -> set[int]:
+    """The operations whose value is known before the program runs, but for own constants."""
+    constant = set[int]()
+    for operation in operations:
+        if constant.issuperset(_sources(operation)) and call_target(operation) is None:
+            constant.add(_key(operation))
+    return constant
+
+
+def _marked(value: ir.Value) -> ir.Value:
+    """A whole value as what each device holds."""
+    for target, sharding in (("Sharding", "{replicated}"), (BEGINS, "{manual}")):
+        attributes = {
+            "call_target_name": ir.StringAttr.get(target),
+            "mhlo.sharding": ir.StringAttr.get(sharding),
+        }
+        with ir.InsertionPoint.after(value.owner):
+            call = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes)
+        value = call.results[0]
+    return value
+
+
 def _sources(operation: ir.Operation) -> set[int]:
     """The operations that made the operands; 0 for an argument of the function."""
     return {_key(v.owner) if hasattr(v.owner, "operation") else 0 for v in operation.operands}
 
 
-def _target(operation: ir.Operation) -> str | None:
+def call_target(operation: ir.Operation) -> str | None:
+    """What a custom call calls; None for another operation."""
     if operation.operation.name != "stablehlo.custom_call":
         return None
     return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
