@@ -122,7 +122,7 @@ class Model:
         """Of a batch; layers and loss are computed again in the backward pass."""
         jax, jnp = self.jax, self.jnp
         angles = jnp.arange(ids.shape[1])[:, None] * 500000.0 ** (-jnp.arange(0, HEAD, 2) / HEAD)
-        x = self.held(weights["tokens"].astype(jnp.bfloat16)[ids], BATCH, None, None)
+        x = self.held(weights["tokens"][ids].astype(jnp.bfloat16), BATCH, None, None)
         again = jax.checkpoint(self.layer)
         if self.loop:
             x, _ = jax.lax.scan(lambda x, w: (again(x, w, angles), None), x, weights["layers"])

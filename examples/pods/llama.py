@@ -111,9 +111,7 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of the last dimension."""
-        y = x.float()
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return (y * self.weight).to(x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-5).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -249,7 +247,7 @@ class Transformer(nn.Module):
         places = torch.arange(ids.shape[1], device=ids.device)
         half = torch.arange(0, self.shape.head, 2, device=ids.device)
         angles = places[:, None] * 500000.0 ** (-half / self.shape.head)
-        x = F.embedding(ids, self.tokens.to(torch.bfloat16))
+        x = F.embedding(ids, self.tokens).to(torch.bfloat16)
         x = self.how.held(x, BATCH, None, None)
         return self.norm(self.layers(x, angles))
 

@@ -89,7 +89,8 @@ class Rule:
     ``meta`` stands in for a meta kernel that PyTorch lacks: it takes the operator's arguments
     with meta tensors and returns what the operator returns, as meta tensors. With ``all_replicas``
     the operator talks to other replicas: a program with it runs on all of them. With ``whole_step``
-    it means something together with others of the step: a program with it is lowered as one function.
+    it means something together with others of the step: a program with it is lowered as one function. ``exact``
+    says that a result is the exact one, rounded once: in bfloat16 it is what float32 would give, rounded.
     """
 
     overload: OpOverload
@@ -102,6 +103,7 @@ class Rule:
     meta: Callable[..., object] | None = None
     all_replicas: bool = False
     whole_step: bool = False
+    exact: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,14 +243,15 @@ def rule(
     meta: Callable[..., object] | None = None,
     all_replicas: bool = False,
     whole_step: bool = False,
+    exact: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the lowering rule of each of ``overloads``; returns the function.
 
     ``promotion`` says how operands are converted first, ``lift`` names scalar arguments that come as 0-d
     arrays, ``meta`` is a meta kernel where PyTorch has none. With ``context`` the function's first argument is
     a ``RuleContext``, and so it is with ``random``, for operators that draw random numbers: it has the key.
-    ``all_replicas`` and ``whole_step`` are those of ``Rule``. Raises ValueError for an overload that has a rule
-    already.
+    ``all_replicas``, ``whole_step`` and ``exact`` are those of ``Rule``. Raises ValueError for an overload that
+    has a rule already.
     """
 
     def register(function: F) -> F:
@@ -269,6 +272,7 @@ def rule(
                 meta,
                 all_replicas,
                 whole_step,
+                exact,
             )
         return function
 

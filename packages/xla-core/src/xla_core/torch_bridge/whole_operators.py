@@ -29,6 +29,7 @@ from torch.autograd import forward_ad
 
 from xla_core.torch_bridge import op_library as op_library
 from xla_core.torch_bridge.operands import Gradients, Operand
+from xla_core.torch_bridge.reference_kernels import keep_whole
 
 _Key: Final = torch._C.DispatchKey  # torch 2.11 to 2.15, as all names of torch._C below
 # The key under which autograd has its derivatives of operators that C++ defines by others; what it calls
@@ -200,6 +201,49 @@ def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
         )
 
     return batch_norm
+
+
+def _rms_norm(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.rms_norm.default)
+    whole = _aten._fused_rms_norm.default
+    keep_whole(whole)
+    record: Kernel = tensor_class.__torch_dispatch__
+    differentiated = functools.partial(whole._handle.redispatch_boxed, _AUTOGRAD)
+
+    def rms_norm(
+        input: Operand,
+        normalized_shape: Sequence[int],
+        weight: Operand = None,
+        eps: float | None = None,
+    ) -> Operand:
+        """``rms_norm`` of floats as one operator; of nothing, and with an error, by its parts."""
+        if (
+            type(input) is tensor_class
+            and (weight is None or type(weight) is tensor_class)
+            and input.is_floating_point()
+            and not is_watched()
+            and not _transforms()
+        ):
+            if weight is not None and weight.dtype != input.dtype:
+                # the whole would give the weight a gradient of the input's dtype
+                if weight.dtype == torch.float32 and input.dtype in (torch.bfloat16, torch.float16):
+                    wide = rms_norm(input.to(torch.float32), normalized_shape, weight, eps)
+                    return wide.to(input.dtype)
+                return by_parts(input, normalized_shape, weight, eps)
+            sizes = tuple(normalized_shape)
+            if (
+                sizes
+                and input.shape[-len(sizes) :] == sizes
+                and input.numel()
+                and (weight is None or weight.shape == sizes)
+            ):
+                operands = (input, list(sizes), weight, eps)
+                if _wants_gradients(input, weight, None) or _modes():
+                    return differentiated(*operands)[0]
+                return record(whole, (), operands)[0]
+        return by_parts(input, normalized_shape, weight, eps)
+
+    return rms_norm
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -407,6 +451,7 @@ _MAKERS: Final[dict[str, KernelMaker]] = {
     "fill_diagonal_": _fill_diagonal,
     "linear": _linear,
     "batch_norm": _batch_norm,
+    "rms_norm": _rms_norm,
     "scaled_dot_product_attention": _attention,
     "lstm_cell": _lstm_cell,
 }
@@ -416,6 +461,8 @@ _IN_INFERENCE_MODE: Final[dict[str, KernelMaker]] = {
     "conv2d": functools.partial(_convolution, 2),
     "conv3d": functools.partial(_convolution, 3),
 }
+# Autograd calls these, which C++ defines by others for all devices but its own: by seven, each rounded.
+_GRADIENTS: Final = ("silu_backward", "mish_backward")
 
 
 def whole_kernel(overload: OpOverload) -> Kernel | None:
@@ -438,6 +485,8 @@ def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
             kernel = make(tensor_class, may_stay_whole)
             _kernels[getattr(getattr(_aten, packet), overload or "default")] = kernel
             library.impl(name, kernel, "AutogradXLA")
+        for name in _GRADIENTS:
+            keep_whole(getattr(_aten, name).default)
         for name, make in _IN_INFERENCE_MODE.items():
             _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
         _libraries.append(library)

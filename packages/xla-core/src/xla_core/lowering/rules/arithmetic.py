@@ -56,25 +56,27 @@ def _scaled(value: Array, factor: Scalar) -> Array:
     return value if is_one(factor) else _times(value, scalar(factor, value.dtype))
 
 
-@rule(*present("add.Tensor", "add.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+@rule(*present("add.Tensor", "add.Scalar"), promotion=DEFAULT, lift=("other", "alpha"), exact=True)
 def add(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self + alpha * other``; for bool it is a logical or."""
     return _plus(self, _scaled(other, alpha))
 
 
-@rule(*present("sub.Tensor", "sub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+@rule(*present("sub.Tensor", "sub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"), exact=True)
 def sub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self - alpha * other``."""
     return _minus(self, _scaled(other, alpha))
 
 
-@rule(*present("rsub.Tensor", "rsub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+@rule(
+    *present("rsub.Tensor", "rsub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"), exact=True
+)
 def rsub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``other - alpha * self``."""
     return _minus(other, _scaled(self, alpha))
 
 
-@rule(*present("mul.Tensor", "mul.Scalar"), promotion=DEFAULT, lift=("other",))
+@rule(*present("mul.Tensor", "mul.Scalar"), promotion=DEFAULT, lift=("other",), exact=True)
 def mul(self: Array, other: Array) -> Array:
     """``self * other``; for bool it is a logical and."""
     return _times(self, other)

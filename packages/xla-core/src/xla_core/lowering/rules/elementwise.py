@@ -194,7 +194,7 @@ def absolute(self: Array) -> Array:
     )
 
 
-@rule(*present("neg"), promotion=DEFAULT)
+@rule(*present("neg"), promotion=Promotion.NO_OPMATH)
 def neg(self: Array) -> Array:
     """``-self``; unsigned integers wrap around."""
     return lax.neg(self)

@@ -398,10 +398,10 @@ def fused_rms_norm(
     weight: Array | None,
     eps: float | None,
 ) -> tuple[Array, Array]:
-    """Result and reciprocal root mean square; ``eps`` defaults to the input dtype's epsilon."""
+    """Result and reciprocal root mean square; ``eps`` defaults to the epsilon of the dtype that is computed in."""
     x = opmath(input)
     _, axes = _last_axes(x, normalized_shape)
-    floor = float(jnp.finfo(input.dtype).eps) if eps is None else eps
+    floor = float(jnp.finfo(x.dtype).eps) if eps is None else eps
     rstd = lax.rsqrt(jnp.mean(jnp.square(x), axes, keepdims=True) + floor)
     out = x * rstd
     if weight is not None:
