@@ -119,6 +119,19 @@ def test_a_region_in_a_loop(mesh):
     torch.testing.assert_close(sums.cpu(), torch.stack(wanted))
 
 
+@pytest.mark.parametrize("function", [lambda x: x.softmax(0), lambda x: torch.fft.fft(x).abs()])
+def test_what_devices_compute_is_theirs(mesh, function):
+    """A transform outside of regions gets its dimension whole; a device's own part is whole already."""
+    host, tensor = split(mesh)
+    result = whole(function(parts(tensor, mesh)), mesh)
+    assert regions(result) == 1
+    region = xm.get_stablehlo([result]).partition(REGION)[2].partition("sdy.return")[0]
+    assert "sharding_constraint" not in region
+    pieces = [function(own) for own in host.reshape(4, 2, 2, 2).transpose(1, 2).reshape(8, 2, 2)]
+    wanted = torch.stack(pieces).reshape(4, 2, 2, 2).transpose(1, 2).reshape(8, 4)
+    torch.testing.assert_close(result.cpu(), wanted)
+
+
 def test_parts_that_outlive_the_program_stay_marks(mesh):
     host, tensor = split(mesh)
     part = parts(tensor, mesh) * 2

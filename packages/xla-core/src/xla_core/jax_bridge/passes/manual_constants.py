@@ -19,6 +19,10 @@ BEGINS: Final = "SPMDFullToShardShape"
 """The call whose result is the part that each device holds."""
 ENDS: Final = "SPMDShardToFullShape"
 """The call that makes a whole value of such parts."""
+REGION: Final = "sdy.manual_computation"
+"""What ``manual_regions`` makes of all that lies between."""
+SHARDING: Final = "mhlo.sharding"
+"""The attribute with an HLO sharding."""
 
 # Dimensions of size 1 that no other constant has: equal constants of one shape would be merged again.
 _OWN_SHAPE: Final = (1,) * 9
@@ -36,6 +40,11 @@ def separate_constants(module: ir.Module) -> None:
 def computed_on_parts(module: ir.Module) -> set[int]:
     """The hashes of the operations on parts, of all functions, and of functions that those call."""
     keys, called = set[int](), list[str]()
+    for operation in all_operations(module.body):
+        if operation.name == REGION:
+            inner = list(all_operations(operation.regions[0].blocks[0]))
+            keys |= set(map(_key, inner))
+            called += map(called_function, inner)
     functions = {}
     for function in module.body.operations:
         if function.operation.name == "func.func":
@@ -124,7 +133,7 @@ def _marked(value: ir.Value) -> ir.Value:
     for target, sharding in (("Sharding", "{replicated}"), (BEGINS, "{manual}")):
         attributes = {
             "call_target_name": ir.StringAttr.get(target),
-            "mhlo.sharding": ir.StringAttr.get(sharding),
+            SHARDING: ir.StringAttr.get(sharding),
         }
         with ir.InsertionPoint.after(value.owner):
             call = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes)
@@ -157,7 +166,7 @@ def _own_constant(operation: ir.Operation, value: ir.Value) -> ir.Value:
             constant.results,
             {
                 "call_target_name": ir.StringAttr.get("Sharding"),
-                "mhlo.sharding": ir.StringAttr.get("{manual}"),
+                SHARDING: ir.StringAttr.get("{manual}"),
             },
         )
         scalar = ir.RankedTensorType.get((), kind.element_type)

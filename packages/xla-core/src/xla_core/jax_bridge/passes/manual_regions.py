@@ -19,9 +19,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from xla_core.jax_bridge.module_attributes import all_operations
-from xla_core.jax_bridge.passes.manual_constants import BEGINS, ENDS, call_target, called_function
+from xla_core.jax_bridge.passes.manual_constants import (
+    BEGINS,
+    ENDS,
+    SHARDING,
+    call_target,
+    called_function,
+)
 
-_HLO: Final = "mhlo.sharding"
 _REPLICATED: Final = "{replicated}"
 _MARKS: Final = (BEGINS, ENDS)
 # Operations that are computed again in a region that uses them; those on them alone, too.
@@ -203,7 +208,7 @@ class _Regions:
             operation = operation.operands[0].owner
             if isinstance(operation, ir.Block) or call_target(operation) != "Sharding":
                 return None
-        return str(ir.StringAttr(operation.attributes[_HLO]).value)
+        return str(ir.StringAttr(operation.attributes[SHARDING]).value)
 
     def _are_in_order(self) -> bool:
         """Whether what regions take does not depend on what they give, directly or through other regions."""
@@ -302,8 +307,8 @@ class _Regions:
             if self.targets[place] != ENDS:
                 block.append(self.operations[place])
                 for inner in [self.operations[place], *_inner(self.operations[place])]:
-                    if _HLO in inner.attributes and call_target(inner) is None:
-                        del inner.attributes[_HLO]
+                    if SHARDING in inner.attributes and call_target(inner) is None:
+                        del inner.attributes[SHARDING]
         with ir.InsertionPoint(block):
             sdy.ReturnOp([self.operations[p].operands[0] for p in ends])
         for place, result, given in zip(ends, results, operation.results, strict=True):

@@ -19,9 +19,8 @@ from jaxlib.mlir.dialects import sdy
 
 from xla_core.jax_bridge.module_attributes import all_operations
 from xla_core.jax_bridge.passes import manual_regions
-from xla_core.jax_bridge.passes.manual_constants import call_target
+from xla_core.jax_bridge.passes.manual_constants import SHARDING, call_target
 
-_HLO: Final = "mhlo.sharding"
 _SHARDY: Final = "sdy.sharding"
 _MANUAL: Final = "{manual}"
 _ALIKE: Final = re.compile(r"\{unknown shard_as (\d+)\}")
@@ -64,21 +63,21 @@ def _entries(function: ir.Operation, name: str) -> Iterator[ir.DictAttr]:
 
 def _text(holder: ir.Operation | ir.DictAttr) -> str | None:
     attributes = holder if isinstance(holder, ir.DictAttr) else holder.attributes
-    return str(ir.StringAttr(attributes[_HLO]).value) if _HLO in attributes else None
+    return str(ir.StringAttr(attributes[SHARDING]).value) if SHARDING in attributes else None
 
 
 def _convert_ends(function: ir.Operation, mesh: manual_regions.Mesh) -> None:
     """Rewrite the shardings of a function's arguments and results."""
     for name, kinds in _LISTS.items():
         entries = list(_entries(function, name))
-        if not any(_HLO in entry for entry in entries):
+        if not any(SHARDING in entry for entry in entries):
             continue
         rewritten = []
         for entry, kind in zip(entries, getattr(function.type, kinds), strict=True):
             named = {entry[i].name: entry[i].attr for i in range(len(entry))}
             text = _text(entry)
             if text is not None:
-                del named[_HLO]
+                del named[SHARDING]
                 rank = ir.RankedTensorType(kind).rank
                 named[_SHARDY] = ir.Attribute.parse(mesh.translate(text, rank))
             rewritten.append(ir.DictAttr.get(named))
