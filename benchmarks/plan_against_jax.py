@@ -1,8 +1,9 @@
 """A training step of examples/pods/llama.py beside the same step written in jax, both compiled by libtpu.
 
-    python benchmarks/plan_against_jax.py [--topology v5e:4x4] [--mesh fsdp=16] [--layers 2] [--loop] [--json FILE]
+    python benchmarks/plan_against_jax.py [--topology v5e:4x4] [--mesh fsdp=16] [--size 8b]
+        [--layers 2] [--loop] [--json FILE]
 
-The shape is that of 8 billion parameters with ``--layers`` of its 32 layers. Weights are float32, products
+The shape is one of the example's ``SIZES``, with ``--layers`` of its layers. Weights are float32, products
 bfloat16, layers are computed again in the backward pass, attention is the same kernel with the same blocks, and
 shardings are the same for every parameter, moment, input and held value. Each side is compiled in a process of its
 own. Printed: HBM of one chip by use, collectives by kind with their bytes, FLOPs, the compiler's cycles, and
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STEP = f"{ROOT / 'examples' / 'pods' / 'llama.py'}:training_step"
-WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY, HEAD = 4096, 32, 8, 14336, 128256, 128
+EXAMPLE = ROOT / "examples" / "pods" / "llama.py"
+STEP = f"{EXAMPLE}:training_step"
 BLOCKS = {
     "block_q": 512, "block_k_major": 512, "block_k": 512, "block_b": 1, "block_q_major_dkv": 512,
     "block_k_major_dkv": 512, "block_q_dkv": 512, "block_k_dkv": 512, "block_q_dq": 1024, "block_k_dq": 256,
@@ -32,30 +33,40 @@ BLOCKS = {
 }  # fmt: skip
 """Those of ``torch_xla.experimental.custom_kernel.flash_attention`` for long sequences."""
 BATCH = ("data", "fsdp")
-LAYER = {
-    "norm1": ((WIDTH,), (None,)),
-    "norm2": ((WIDTH,), (None,)),
-    "q": ((HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
-    "k": ((KEY_HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
-    "v": ((KEY_HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
-    "out": ((WIDTH, HEADS * HEAD), ("fsdp", "tensor")),
-    "gate": ((HIDDEN, WIDTH), ("tensor", "fsdp")),
-    "up": ((HIDDEN, WIDTH), ("tensor", "fsdp")),
-    "down": ((WIDTH, HIDDEN), ("fsdp", "tensor")),
-}
-ENDS = {
-    "tokens": ((VOCABULARY, WIDTH), ("tensor", "fsdp")),
-    "norm": ((WIDTH,), (None,)),
-    "head": ((VOCABULARY, WIDTH), ("tensor", "fsdp")),
-}
+Weights = dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
+
+
+def weights_of(shape: Any) -> tuple[Weights, Weights]:
+    """The weights of a layer and those around the layers: their shapes, and the axes that split them."""
+    width, heads, key_heads = shape.width, shape.heads * shape.head, shape.key_heads * shape.head
+    layer: Weights = {
+        "norm1": ((width,), (None,)),
+        "norm2": ((width,), (None,)),
+        "q": ((heads, width), ("tensor", "fsdp")),
+        "k": ((key_heads, width), ("tensor", "fsdp")),
+        "v": ((key_heads, width), ("tensor", "fsdp")),
+        "out": ((width, heads), ("fsdp", "tensor")),
+        "gate": ((shape.hidden, width), ("tensor", "fsdp")),
+        "up": ((shape.hidden, width), ("tensor", "fsdp")),
+        "down": ((width, shape.hidden), ("fsdp", "tensor")),
+    }
+    ends: Weights = {
+        "tokens": ((shape.vocabulary, width), ("tensor", "fsdp")),
+        "norm": ((width,), (None,)),
+        "head": ((shape.vocabulary, width), ("tensor", "fsdp")),
+    }
+    return layer, ends
+
+
 RATE, BETA1, BETA2, EPSILON, DECAY = 3e-4, 0.9, 0.95, 1e-8, 0.1
 
 
 class Model:
     """The decoder and its training step in jax, over a mesh."""
 
-    def __init__(self, jax: Any, mesh: Any, loop: bool) -> None:
+    def __init__(self, jax: Any, shape: Any, mesh: Any, loop: bool) -> None:
         self.jax, self.jnp, self.mesh, self.loop = jax, jax.numpy, mesh, loop
+        self.shape = shape
         lies = self.spec(BATCH, "tensor", None, None)
         self.attention = jax.shard_map(
             attention, mesh=mesh, in_specs=(lies,) * 3, out_specs=lies, check_vma=False
@@ -99,11 +110,12 @@ class Model:
         """Attention, then the MLP."""
         h = self.norm(x, weights["norm1"])
         q, k, v = (
-            self.product(h, weights[n]).reshape(*h.shape[:2], -1, HEAD).swapaxes(1, 2)
+            self.product(h, weights[n]).reshape(*h.shape[:2], -1, self.shape.head).swapaxes(1, 2)
             for n in "qkv"
         )
         q, k = self.rotated(q, angles), self.rotated(k, angles)
-        k, v = (self.jnp.repeat(t, HEADS // KEY_HEADS, 1) for t in (k, v))
+        times = self.shape.heads // self.shape.key_heads
+        k, v = (self.jnp.repeat(t, times, 1) for t in (k, v))
         q, k, v = (self.held(t, BATCH, "tensor", None, None) for t in (q, k, v))
         y = self.attention(q, k, v).swapaxes(1, 2).reshape(*h.shape[:2], -1)
         x = self.held(x + self.product(y, weights["out"]), BATCH, None, None)
@@ -121,7 +133,8 @@ class Model:
     def loss(self, weights: dict[str, Any], ids: Any, targets: Any) -> Any:
         """Of a batch; layers and loss are computed again in the backward pass."""
         jax, jnp = self.jax, self.jnp
-        angles = jnp.arange(ids.shape[1])[:, None] * 500000.0 ** (-jnp.arange(0, HEAD, 2) / HEAD)
+        exponents = -jnp.arange(0, self.shape.head, 2) / self.shape.head
+        angles = jnp.arange(ids.shape[1])[:, None] * 500000.0**exponents
         x = self.held(weights["tokens"][ids].astype(jnp.bfloat16), BATCH, None, None)
         again = jax.checkpoint(self.layer)
         if self.loop:
@@ -153,14 +166,15 @@ class Model:
         def shaped(shape: tuple[int, ...], wanted: Any, dtype: Any = jnp.float32) -> Any:
             return self.jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(*wanted))
 
-        weights: dict[str, Any] = {name: shaped(*row) for name, row in ENDS.items()}
+        layer, ends = weights_of(self.shape)
+        weights: dict[str, Any] = {name: shaped(*row) for name, row in ends.items()}
         if self.loop:
             weights["layers"] = {
-                n: shaped((layers, *shape), (None, *wanted)) for n, (shape, wanted) in LAYER.items()
+                n: shaped((layers, *shape), (None, *wanted)) for n, (shape, wanted) in layer.items()
             }
         else:
             weights["layers"] = [
-                {n: shaped(*row) for n, row in LAYER.items()} for _ in range(layers)
+                {n: shaped(*row) for n, row in layer.items()} for _ in range(layers)
             ]
         parts = math.prod(self.mesh.shape[axis] for axis in BATCH if axis in self.mesh.shape)
         ids = shaped((parts, length), (BATCH, None), jnp.int32)
@@ -172,7 +186,9 @@ def attention(q: Any, k: Any, v: Any) -> Any:
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel
 
     sizes = kernel.BlockSizes(**BLOCKS)
-    return kernel.flash_attention(q, k, v, causal=True, sm_scale=HEAD**-0.5, block_sizes=sizes)
+    return kernel.flash_attention(
+        q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5, block_sizes=sizes
+    )
 
 
 def jax_side(options: argparse.Namespace) -> dict[str, Any]:
@@ -187,7 +203,11 @@ def jax_side(options: argparse.Namespace) -> dict[str, Any]:
     axes = [part.split("=") for part in options.mesh.split(",")]
     chips = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
     grid = np.array(sorted(chips, key=lambda d: d.id)).reshape([int(n) for _, n in axes])
-    model = Model(jax, jax.sharding.Mesh(grid, [name for name, _ in axes]), options.loop)
+    mesh = jax.sharding.Mesh(grid, [name for name, _ in axes])
+    sys.path.insert(0, str(EXAMPLE.parent))
+    from llama import SIZES
+
+    model = Model(jax, SIZES[options.size], mesh, options.loop)
     state, ids = model.arguments(options.layers, options.length)
     places = jax.tree.map(lambda s: s.sharding, state)
     jitted = jax.jit(model.step, donate_argnums=0, out_shardings=(places, None))
@@ -204,7 +224,7 @@ def our_side(options: argparse.Namespace) -> dict[str, Any]:
     from xla_plan.steps.measure import measure
 
     chosen = {
-        "size": "8b",
+        "size": options.size,
         "layers": options.layers,
         "length": options.length,
         "loop": options.loop,
@@ -221,7 +241,7 @@ def asked(side: str, options: argparse.Namespace) -> dict[str, Any]:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", **alone}
     command = [sys.executable, __file__, "--side", side, "--topology", options.topology, "--mesh", options.mesh,
                "--layers", str(options.layers), "--length", str(options.length)]  # fmt: skip
-    command += ["--loop"] if options.loop else []
+    command += ["--size", options.size, *(["--loop"] if options.loop else [])]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -281,6 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--mesh", default="fsdp=16")
+    parser.add_argument("--size", default="8b")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--loop", action="store_true", help="the layers as a loop")

@@ -91,13 +91,13 @@ def _functions_with_marks(functions: dict[str, ir.Operation]) -> set[str]:
             marked.append(name)
         for callee in map(called_function, inner):
             callers.setdefault(callee, set()).add(name)
-    found: set[str] = set()
+    reached: set[str] = set()
     while marked:
         name = marked.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             marked += callers.get(name, ())
-    return found
+    return reached
 
 
 def _key(operation: ir.Operation) -> int:
