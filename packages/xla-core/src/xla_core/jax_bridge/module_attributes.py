@@ -95,11 +95,7 @@ def _add_shardings(
     if len(shardings) != len(attributes):
         raise ValueError(f"{len(shardings)} shardings for {len(attributes)} {what}s; give one each")
     for entry, sharding in zip(attributes, shardings, strict=True):
-        if sharding is None:
-            continue
-        if sharding.startswith("#sdy."):
-            entry["sdy.sharding"] = ir.Attribute.parse(sharding)
-        else:
+        if sharding is not None:
             entry["mhlo.sharding"] = ir.StringAttr.get(sharding)
 
 

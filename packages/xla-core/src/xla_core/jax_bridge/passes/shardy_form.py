@@ -24,7 +24,8 @@ from xla_core.jax_bridge.passes.manual_constants import SHARDING, call_target
 _SHARDY: Final = "sdy.sharding"
 _MANUAL: Final = "{manual}"
 _ALIKE: Final = re.compile(r"\{unknown shard_as (\d+)\}")
-
+# Where a function's type and its attributes have its arguments, and its results.
+_LISTS: Final = {"arg_attrs": "inputs", "res_attrs": "results"}
 
 MeshOf = Callable[[Collection[str]], manual_regions.Mesh | None]
 """The mesh in whose axes all of some HLO shardings can be written, or None."""
@@ -50,9 +51,6 @@ def convert(module: ir.Module, mesh_of: MeshOf) -> None:
         for operation in list(all_operations(module.body)):
             if call_target(operation) == "Sharding":
                 _convert_annotation(operation, mesh)
-
-
-_LISTS: Final = {"arg_attrs": "inputs", "res_attrs": "results"}
 
 
 def _entries(function: ir.Operation, name: str) -> Iterator[ir.DictAttr]:
