@@ -118,6 +118,17 @@ def test_looking_at_the_threads_leaves_nothing_to_the_collector():
     assert gc.collect() == 0
 
 
+def test_a_main_thread_that_naps_sleeps_whenever_it_is_looked_at():
+    """It may wake up just then, and wait for the interpreter's lock or run for a moment."""
+    watches = [thread_states.ThreadWatch() for _ in range(50)]
+    looks: list[str] = []
+    thread = threading.Thread(target=lambda: looks.extend(watch.look().doing for watch in watches))
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.002)
+    assert set(looks) == {SLEEPS}
+
+
 def test_a_circle_of_three_ends(launch):
     job = launch(3, dist_vitals.goes_around)
     text = str(job.error())

@@ -46,6 +46,8 @@ _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{o
 _FRAMES: Final = 25
 _BUSY_SHARE: Final = 0.02
 """The share of a processor's time from which a thread counts as computing; many processes may share a processor."""
+_LOOKS: Final = 5
+_PAUSE_SECONDS: Final = 0.01
 
 COMPUTES: Final = "it computes"
 LOCKED: Final = "it waits for a lock"
@@ -124,12 +126,7 @@ class ThreadWatch:
         used = time.clock_gettime(time.pthread_getcpuclockid(_main().ident or 0))
         former, self._time = self._time, (now, used)
         busy = former is not None and used - former[1] > _BUSY_SHARE * (now - former[0])
-        if busy or _read(os.getpid(), "syscall").startswith("running"):
-            return COMPUTES
-        call = _system_call(os.getpid())
-        if call and call[0] == _FUTEX:
-            return LOCKED
-        return SLEEPS if call and call[0] in _SLEEPS else INPUT
+        return COMPUTES if busy else _settled_state(os.getpid())
 
     def _all_locked(self) -> object:
         """A value that stays equal while every thread is locked; None if a thread can continue."""
@@ -179,10 +176,36 @@ def _system_call(task: int) -> list[str]:
     return words if len(words) > 5 else []
 
 
+def _settled_state(task: int) -> str:
+    """What a thread of Python does, apart from waiting for the interpreter's lock, which the caller holds.
+
+    That wait is a ``futex`` with a time limit, and the thread runs for a moment after it: while a thread does
+    either, the caller lets it continue and looks again.
+    """
+    state = COMPUTES
+    for _ in range(_LOOKS):
+        time.sleep(_PAUSE_SECONDS)
+        text = _read(task, "syscall")
+        call = text.split()
+        if text.startswith(("running", "-1")):  # -1: outside of system calls, to load a page
+            state = COMPUTES
+        elif call[:1] == [_FUTEX]:
+            state = LOCKED
+            if _is_lock(call):
+                break
+        else:
+            return SLEEPS if call and call[0] in _SLEEPS else INPUT
+    return state
+
+
 def _waits_for_lock(task: int) -> bool:
     """Whether a thread waits for another one of this process, without a time limit."""
-    call = _system_call(task)
-    if not call or call[0] != _FUTEX:
+    return _is_lock(_system_call(task))
+
+
+def _is_lock(call: list[str]) -> bool:
+    """Whether a system call is the wait for a lock of this process, without a time limit."""
+    if call[:1] != [_FUTEX]:
         return False
     operation, limit = int(call[2], 16), int(call[4], 16)
     return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS and limit == 0
