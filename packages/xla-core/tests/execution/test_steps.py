@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch import nn
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -298,6 +299,21 @@ def test_a_buffer_that_others_hold_is_not_overwritten():
         torch_xla.sync()
         assert y.tolist() == [1, 1, 1]
         assert x.tolist() == [step + 2] * 3
+
+
+def test_gradients_of_a_training_step_are_freed_one_after_the_other():
+    """With its parameters' results in the order of the forward pass, four of the gradients lived at once."""
+    layers = [part for _ in range(16) for part in (nn.Linear(256, 256), nn.ReLU())]
+    model = nn.Sequential(*layers).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.randn(4, 256).to("xla")
+    torch_xla.sync()
+    model(data).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch_xla.sync()
+    program = program_table.all_programs()[-1]
+    assert program.executable.memory_analysis()["temporaries"] < 3 * 256 * 256 * 4
 
 
 # -- metrics --------------------------------------------------------------------------------------

@@ -169,13 +169,18 @@ def _step_key(
 
 
 def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
-    """Storages of values to compute, storages whose value is an input's, and the numbers of the values."""
+    """Storages of values to compute, storages whose value is an input's, and the numbers of the values.
+
+    Those that the step met last come first. XLA's memory scheduler orders a program after the order of its
+    results: when a training step returned its parameters as the forward pass meets them, the first of them waited
+    for the whole backward pass, and the large gradients at its beginning stayed in memory meanwhile.
+    """
     epoch = trace.epoch
     input_vids = trace.input_vids
     alive: list[Storage] = []
     passed: list[tuple[Storage, int]] = []
     outputs: dict[int, None] = {}
-    for s in trace.touched:
+    for s in reversed(trace.touched):
         if s.buffer is None and getrefcount(s) > _TRACE_ONLY and s.epoch == epoch:
             slot = input_vids.get(s.vid)
             if slot is None:
