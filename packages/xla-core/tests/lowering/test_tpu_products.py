@@ -1,4 +1,4 @@
-"""Products of bfloat16 for a TPU: results are bfloat16 at once, which is what devices add up over a mesh."""
+"""Products for a TPU: the dtype of bfloat16 ones, which devices add up over a mesh, and what two of them read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from xla_core.lowering.rules.matmul import mm
+from xla_core.lowering.rules.matmul import linear_backward, mm
 from xla_core.operators.target import Target, lowering_for
 
 
@@ -27,3 +27,16 @@ def test_the_dtype_that_a_product_is_asked_for_in(platform, dtype, result):
     (product,) = (step for step in steps if step.primitive.name == "dot_general")
     assert product.outvars[0].aval.dtype == result
     assert steps[-1].outvars[0].aval.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("platform", "wanted", "kept"),
+    [("tpu", [True, True, False], True), ("tpu", [False, True, True], False), ("cpu", [True, True, True], False)],
+)  # fmt: skip
+def test_a_gradient_that_two_products_read_is_computed_in_front_of_them(platform, wanted, kept):
+    shapes = ((3, 4, 8), (3, 4, 2), (2, 8))
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    with lowering_for(Target(platform)):
+        traced = jax.make_jaxpr(lambda x, g, w: linear_backward(x, jnp.exp(g), w, wanted))
+        steps = traced(*operands).eqns
+    assert ("optimization_barrier" in [step.primitive.name for step in steps]) == kept
