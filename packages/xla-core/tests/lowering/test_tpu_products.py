@@ -30,11 +30,18 @@ def test_the_dtype_that_a_product_is_asked_for_in(platform, dtype, result):
 
 
 @pytest.mark.parametrize(
-    ("platform", "wanted", "kept"),
-    [("tpu", [True, True, False], True), ("tpu", [False, True, True], False), ("cpu", [True, True, True], False)],
-)  # fmt: skip
-def test_a_gradient_that_two_products_read_is_computed_in_front_of_them(platform, wanted, kept):
-    shapes = ((3, 4, 8), (3, 4, 2), (2, 8))
+    ("platform", "wanted", "outputs", "kept"),
+    [
+        ("tpu", [True, True, False], 32, True),
+        ("tpu", [True, True, False], 33, False),  # a vocabulary
+        ("tpu", [False, True, True], 32, False),
+        ("cpu", [True, True, True], 32, False),
+    ],
+)
+def test_a_gradient_that_two_products_read_is_computed_in_front_of_them(
+    platform, wanted, outputs, kept
+):
+    shapes = ((3, 4, 8), (3, 4, outputs), (outputs, 8))
     operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     with lowering_for(Target(platform)):
         traced = jax.make_jaxpr(lambda x, g, w: linear_backward(x, jnp.exp(g), w, wanted))

@@ -18,6 +18,8 @@ from xla_core.operators import target
 from xla_core.operators.lowering_registry import aten, rule
 
 _SCALARS = ("beta", "alpha")
+_WIDEST = 4
+"""An MLP is up to this many times as wide inside as outside."""
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
@@ -165,14 +167,15 @@ def linear(
     return total.astype(input.dtype)
 
 
-def _computed_once(gradient: Array) -> Array:
-    """A value that two products read.
+def _computed_once(gradient: Array, inputs: int) -> Array:
+    """A value that two products read: the gradient of the result of a linear layer with so many ``inputs``.
 
     libtpu would compute what it is made of in each of them again. In a gated MLP that is the gradient of the
-    activation, and 4 % of the cycles of a training step with 70 billion parameters (docs/plan.md).
+    activation, and 4 % of the cycles of a training step with 70 billion parameters (docs/plan.md). That of a
+    vocabulary's scores is left to libtpu, because it would be the largest value of a small model.
     """
     current = target.current()
-    if current is None or current.platform != "tpu":
+    if current is None or current.platform != "tpu" or gradient.shape[-1] > _WIDEST * inputs:
         return gradient
     return lax.optimization_barrier(gradient)
 
@@ -194,7 +197,7 @@ def linear_backward(
     by_input = by_weight = by_bias = None
     result = _matrix_dtype(grad_output, weight)
     if output_mask[0] and output_mask[1]:
-        grad_output = _computed_once(grad_output)
+        grad_output = _computed_once(grad_output, self.shape[-1])
     if output_mask[0]:
         over = (grad_output.ndim - 1,), (int(turned),)
         by_input = dot_general(grad_output, weight, over, result=result)
