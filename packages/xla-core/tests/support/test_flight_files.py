@@ -125,6 +125,21 @@ def test_what_was_kept_of_processes_that_were_aborted_becomes_a_report(monkeypat
     assert flight_report.reasons(flight_files.merged(page.parent)) == ["the coordinator is gone"]
 
 
+def test_what_processes_had_shown_stays_until_the_page_is_there(tmp_path, monkeypatch):
+    """Who waits for a page waits as long as there are such files."""
+    monkeypatch.setenv("XLA_FLIGHT_DIR", str(tmp_path))
+    flight_files.keep("j", snapshot(0))
+    text, seen = flight_report.text, []
+
+    def writes_page(merged):
+        seen.extend((tmp_path / "j" / flight_files.RUNNING).glob("*.json"))
+        return text(merged)
+
+    monkeypatch.setattr(flight_report, "text", writes_page)
+    assert flight_files.conclude("j", "end", "the coordinator is gone").exists()
+    assert [path.name for path in seen] == ["0.json"] and not seen[0].exists()
+
+
 def test_a_failure_is_the_culprit_and_its_words_the_reason():
     made = report(
         snapshot(

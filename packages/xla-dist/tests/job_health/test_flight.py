@@ -122,6 +122,26 @@ def test_two_threads_that_end_a_process_name_one_report(folder, monkeypatch):
     assert "ValueError: of its own" in page.read_text()
 
 
+@pytest.mark.parametrize("moment", [1, 2, 3, 4])
+def test_a_launcher_names_the_report_whenever_it_is_written(folder, monkeypatch, moment):
+    """Right after any of the launcher's looks at a file, which may have been one look too early."""
+    recorder = flight_recorder.Recorder(None, 0, 1, lambda: None)
+    facts = flight_snapshot.Facts()
+    flight_files.keep(recorder.name(), flight_snapshot.take_brief(None, 0, 1, facts))
+    looks, pages = [], []
+
+    def looks_at(path):
+        looks.append(path)
+        there = path.exists()
+        if len(looks) == moment:
+            pages.append(flight_files.conclude(recorder.name(), flight_recorder.END, "killed"))
+        return there
+
+    monkeypatch.setattr(flight_recorder, "_changed_since", lambda path, _moment: looks_at(path))
+    named = flight_recorder.report_of(os.getpid(), 0.0)
+    assert named == f"\nflight report: {pages[0]}"
+
+
 @pytest.mark.parametrize("kind", ["coordinator", "coordinator_stop"])
 def test_a_lost_coordinator_leaves_a_report(start_hosts, folder, kind):
     """jaxlib aborts both processes at once; their witnesses write what each has shown last."""

@@ -109,12 +109,14 @@ def conclude(job: str, occasion: str, reason: str) -> Path | None:
     with _locked(place):
         if (place / MERGED).exists():
             return None
-        for path in running.glob("[0-9]*.json"):
+        kept = list(running.glob("[0-9]*.json"))
+        for path in kept:
             snapshot = {**json.loads(path.read_text()), "reason": reason}
             # as what others knew of it: it did not say so itself
             _replace(place / f"{snapshot['ordinal']}{_LAST}", json.dumps(snapshot))
-            path.unlink()
         _write_merged(place)
+        for path in kept:  # only now: who finds no such file looks for a page, and waits no longer
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         running.rmdir()
     prune(place.parents[1])

@@ -399,9 +399,10 @@ def report_of(first: int, since: float) -> str:
         jobs = [
             job for job in flight_files.folder().glob(f"*-{first}") if _changed_since(job, since)
         ]
+        # before the pages: these files go once the page is there
+        silent = any(any((job / flight_files.RUNNING).glob("[0-9]*.json")) for job in jobs)
         pages = [job / END / flight_files.PAGE for job in jobs]
         written = [page for page in pages if _changed_since(page, since)]
-        silent = any(any((job / flight_files.RUNNING).glob("[0-9]*.json")) for job in jobs)
         if written or not silent or time.monotonic() > until:
             return "".join(map(_line, written))
         time.sleep(0.05)
