@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import socket
 import time
 import urllib.error
 
@@ -11,9 +13,11 @@ import pytest
 
 from torch_xla._internal import tpu
 from xla_core.contract.device_protocol import Topology
-from xla_core.extension_api.plugins import chosen_device
+from xla_core.contract.job import Job
+from xla_core.extension_api.plugins import chosen_device, job_of
 from xla_pjrt_tpu import chips, create_client, environment, libtpu, processes
 from xla_pjrt_tpu.client import create_options
+from xla_pjrt_tpu.slice_job import chip_of_torchrun
 
 TPU_ENV = """ACCELERATOR_TYPE: 'v5litepod-16'
 CHIPS_PER_HOST_BOUNDS: '2,2,1'
@@ -32,11 +36,13 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def bus(tmp_path, monkeypatch):
-    """A PCI bus and device files of our making."""
+    """A PCI bus and device files of our making; what is built later takes the place of what was before."""
     pci, dev = tmp_path / "pci", tmp_path / "dev"
     dev.mkdir(parents=True)
+    find_chips = chips.find_chips
 
     def build(*devices, nodes=()):
+        shutil.rmtree(pci, ignore_errors=True)
         for number, (vendor, device) in enumerate(devices):
             folder = pci / f"0000:00:{number:02x}.0"
             folder.mkdir(parents=True)
@@ -45,7 +51,7 @@ def bus(tmp_path, monkeypatch):
         for node in nodes:
             (dev / node).parent.mkdir(exist_ok=True)
             (dev / node).touch()
-        found = chips.find_chips(pci, dev)
+        found = find_chips(pci, dev)
         monkeypatch.setattr(chips, "find_chips", lambda: found)
         return found
 
@@ -205,6 +211,125 @@ def test_processes_of_a_pod_get_a_chip_each(bus, metadata, monkeypatch):
     with pytest.raises(ValueError, match="3 processes on a host with 4 chips"):
         processes.topology_variables(0, 3)
     assert processes.topology_variables(0, 1) == {}
+
+
+ENDPOINTS = ",".join(f"a:b:10.0.0.{i}" for i in range(1, 5))
+
+
+def test_launch_starts_a_process_for_each_chip(bus, metadata, monkeypatch):
+    metadata(tpu_env=TPU_ENV, agent_worker_number="2", worker_network_endpoints=ENDPOINTS)
+    bus(*[(GOOGLE, "0x0063")] * 4)
+    started = create_client.launch_environments(os.environ)
+    assert started == [processes.topology_variables(rank, 4) for rank in range(4)]
+    assert [one["TPU_VISIBLE_CHIPS"] for one in started] == list("0123")
+    bus((GOOGLE, "0x0063"))
+    assert create_client.launch_environments(os.environ) == [{}]
+    bus()
+    assert create_client.launch_environments(os.environ) == [{}]
+    bus(*[(GOOGLE, "0x0076")] * 4)
+    with pytest.raises(NotImplementedError, match=r"is two devices.*use_spmd"):
+        create_client.launch_environments(os.environ)
+    assert create_client.launch_environments({"XLA_AOT_TOPOLOGY": "v7x:2x2x1"}) == [{}]
+
+
+def test_spawn_of_one_process_uses_one_chip(bus, metadata, monkeypatch):
+    metadata(tpu_env=TPU_ENV, agent_worker_number="2", worker_network_endpoints=ENDPOINTS)
+    bus(*[(GOOGLE, "0x0063")] * 4)
+    for name in ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS", "TPU_VISIBLE_CHIPS"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    create_client.use_one_device()
+    assert (os.environ["TPU_VISIBLE_CHIPS"], os.environ["TPU_PROCESS_BOUNDS"]) == ("0", "1,1,1")
+    assert job_of("TPU", os.environ) is None
+
+
+def test_a_process_of_torchrun_has_a_chip_of_its_own(bus, metadata):
+    metadata(tpu_env=TPU_ENV, agent_worker_number="2", worker_network_endpoints=ENDPOINTS)
+    bus(*[(GOOGLE, "0x0063")] * 4)
+    torchrun = {"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "3"}
+    assert chip_of_torchrun(torchrun) == processes.topology_variables(3, 4)
+    assert chip_of_torchrun({**torchrun, "TPU_PROCESS_BOUNDS": "1,1,1"}) == {}
+    assert chip_of_torchrun({}) == {}
+
+
+POD = {"TPU_WORKER_HOSTNAMES": "t1v-0, t1v-1,t1v-2,t1v-3", "TPU_WORKER_ID": "2"}
+CHIPS = {
+    "TPU_PROCESS_ADDRESSES": "h0:8476,h0:8477,h1:8476,h1:8477",
+    "CLOUD_TPU_TASK_ID": "3",
+    "TPU_WORKER_ID": "1",
+}
+
+
+def test_variables_of_a_slice_are_a_job():
+    assert job_of("TPU", POD) == Job(2, 4, "t1v-0:8482", 0, 1)
+    assert job_of("TPU", CHIPS) == Job(3, 4, "h0:8482", 1, 2)
+    assert job_of("TPU", {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}) is None
+    assert job_of("TPU", {**POD, "XLA_AOT_TOPOLOGY": "v5e:2x2"}) is None
+    assert job_of("CPU", POD) is None
+
+
+@pytest.mark.parametrize("of_slice", [POD, CHIPS])
+def test_a_process_with_chips_of_its_own_is_alone(of_slice):
+    """As ``xmp.spawn(nprocs=1)`` has it, on a host of a larger slice."""
+    own = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0"}
+    assert job_of("TPU", {**of_slice, **own}) is None
+
+
+def test_several_slices_are_one_job():
+    of_slices = {"MEGASCALE_COORDINATOR_ADDRESS": "s0-0:8081", "MEGASCALE_NUM_SLICES": "3"}
+    second = {**of_slices, "MEGASCALE_SLICE_ID": "1"}
+    assert job_of("TPU", {**POD, **second}) == Job(6, 12, "s0-0:8482", 0, 1)
+    assert job_of("TPU", {**CHIPS, **second}) == Job(7, 12, "s0-0:8482", 1, 2)
+    # slices of one host each
+    alone = {**second, "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+    assert job_of("TPU", alone) == Job(1, 3, "s0-0:8482", 0, 1)
+    with pytest.raises(ValueError, match=r"MEGASCALE_SLICE_ID='3'.*from 0 to 2"):
+        job_of("TPU", {**POD, **of_slices, "MEGASCALE_SLICE_ID": "3"})
+
+
+def test_hosts_without_variables_are_one_job_all_the_same(bus, metadata):
+    """A virtual machine of Compute Engine: only its metadata tells of the others."""
+    asked = metadata(tpu_env=TPU_ENV, agent_worker_number="2", worker_network_endpoints=ENDPOINTS)
+    bus(*[(GOOGLE, "0x0063")] * 4)
+
+    def job(**options):
+        return job_of("TPU", options)
+
+    assert job() == Job(2, 4, "10.0.0.1:8482")
+    slices = "MEGASCALE_COORDINATOR_ADDRESS: '10.1.0.1'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+    metadata(tpu_env=TPU_ENV + slices, agent_worker_number="2", worker_network_endpoints="a,b,c,d")
+    assert job() == Job(6, 8, "10.1.0.1:8482")
+    del asked[:]
+    assert job(TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID="1") == Job(1, 2, "a:8482")
+    torchrun = {"MASTER_ADDR": "m", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}
+    assert job(**torchrun) == Job(0, 2, "")
+    assert job(XLA_AOT_TOPOLOGY="v5e:2x2") is None
+    bus()
+    assert job() is None
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "alone"),
+    [
+        (urllib.error.URLError(socket.gaierror("Name or service not known")), True),
+        (urllib.error.HTTPError("", 404, "Not Found", None, None), True),
+        (urllib.error.URLError(TimeoutError("timed out")), False),
+    ],
+)
+def test_a_host_is_alone_only_if_it_knows_that(bus, monkeypatch, answer, alone):
+    """If the server is busy there may be other hosts, which would wait for this one."""
+    bus(*[(GOOGLE, "0x0063")] * 4)
+
+    def urlopen(_request, timeout):
+        raise answer
+
+    monkeypatch.setattr(environment.urllib.request, "urlopen", urlopen)
+    if alone:
+        assert job_of("TPU", {}) is None
+    else:
+        with pytest.raises(RuntimeError, match=r"metadata server has no tpu-env .*timed out"):
+            job_of("TPU", {})
 
 
 def test_environment_decides_before_configure_topology(metadata, monkeypatch):

@@ -182,9 +182,9 @@ def test_who_does_not_answer_does_not_keep_the_news_from_the_others(start_hosts)
 
 _MEETS = """
 import os, time
-from xla_core.extension_api import jobs
+from xla_core.extension_api import jobs, plugins
 print(time.monotonic(), flush=True)
-jobs.connect(jobs.job_from_environment(os.environ))
+jobs.connect(plugins.job_of("CPU", os.environ))
 print("met")
 """
 

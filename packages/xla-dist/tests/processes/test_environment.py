@@ -1,10 +1,11 @@
-"""What the environment says of a job: our own variables, torchrun's, a TPU pod's."""
+"""What the environment says of a job: our own variables, and torchrun's."""
 
 from __future__ import annotations
 
 import pytest
 
-from xla_core.extension_api.jobs import Job, job_from_environment
+from xla_core.contract.job import Job
+from xla_core.extension_api.plugins import job_of
 
 OWN = {
     "XLA_COORDINATOR_ADDRESS": "10.0.0.1:9000",
@@ -16,33 +17,21 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8",
     "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
 }  # fmt: skip
-POD = {"TPU_WORKER_HOSTNAMES": "t1v-0, t1v-1,t1v-2,t1v-3", "TPU_WORKER_ID": "2"}
-CHIPS = {
-    "TPU_PROCESS_ADDRESSES": "h0:8476,h0:8477,h1:8476,h1:8477",
-    "CLOUD_TPU_TASK_ID": "3",
-    "TPU_WORKER_ID": "1",
-}
 
 
 def test_our_own_variables():
-    assert job_from_environment(OWN) == Job(3, 4, "10.0.0.1:9000")
-    job = job_from_environment({**OWN, **LOCAL})
+    assert job_of("CPU", OWN) == Job(3, 4, "10.0.0.1:9000")
+    job = job_of("CPU", {**OWN, **LOCAL})
     assert job == Job(3, 4, "10.0.0.1:9000", 1, 2)
     assert job.host_index == 1
     # they come first
-    assert job_from_environment({**TORCHRUN, **OWN}) == Job(3, 4, "10.0.0.1:9000")
+    assert job_of("CPU", {**TORCHRUN, **OWN}) == Job(3, 4, "10.0.0.1:9000")
 
 
 def test_torchruns_variables():
-    job = job_from_environment(TORCHRUN)
+    job = job_of("CPU", TORCHRUN)
     assert job == Job(5, 8, "", 1, 4)  # the address is agreed through torchrun's store
     assert job.host_index == 1
-
-
-def test_a_tpu_pods_variables():
-    assert job_from_environment(POD, "TPU") == Job(2, 4, "t1v-0:8476", 0, 1)
-    assert job_from_environment(CHIPS, "TPU") == Job(3, 4, "h0:8476", 1, 2)
-    assert job_from_environment(POD, "CPU") is None
 
 
 @pytest.mark.parametrize(
@@ -52,11 +41,10 @@ def test_a_tpu_pods_variables():
         {"RANK": "0", "WORLD_SIZE": "2"},  # no address: torch's variables without torchrun
         {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
         {**OWN, "XLA_PROCESS_COUNT": "1", "XLA_PROCESS_INDEX": "0"},
-        {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"},
     ],
 )
 def test_a_process_alone(options):
-    assert job_from_environment(options, "TPU") is None
+    assert job_of("CPU", options) is None
 
 
 @pytest.mark.parametrize(
@@ -70,4 +58,4 @@ def test_a_process_alone(options):
 )
 def test_mistakes_are_named(change, words):
     with pytest.raises(ValueError, match=words):
-        job_from_environment({**OWN, **change})
+        job_of("CPU", {**OWN, **change})

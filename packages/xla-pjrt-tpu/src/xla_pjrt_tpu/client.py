@@ -9,13 +9,16 @@ import numpy as np
 
 import xla_pjrt_tpu.chips as chips_of_host
 import xla_pjrt_tpu.libtpu as libtpu
+import xla_pjrt_tpu.processes as processes
 import xla_pjrt_tpu.settings as settings
+import xla_pjrt_tpu.slice_job as slice_job
 from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     DeviceClient,
     DeviceDescription,
     Topology,
 )
+from xla_core.contract.job import Job
 from xla_core.pjrt import runtime_library
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
@@ -33,6 +36,11 @@ MSG_NOT_STARTED: Final = (
     "libtpu could not open the TPU: {error}. Found: {found}. Another process may hold it (a TPU chip "
     "belongs to one process at a time), or TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS may not fit "
     "this host"
+)
+
+MSG_TWO_DEVICES: Final = (
+    "a chip of this TPU is two devices, and a process of launch() or spawn() uses one: the other would stay idle. "
+    "Use SPMD: call xr.use_spmd() and the function directly"
 )
 
 _F64: Final = np.dtype(np.float64)
@@ -69,6 +77,25 @@ class Factory:
         if libtpu.find_library(options) is None:
             return False
         return bool(flags.AOT_TOPOLOGY.text(options) or chips_of_host.find_chips().count)
+
+    def launch_environments(self, options: Mapping[str, str]) -> list[dict[str, str]]:
+        """The variables that a launcher sets in each process of this host, so that each has one chip.
+
+        Raises RuntimeError if the slice is unknown, and NotImplementedError for chips that are two devices.
+        """
+        count = 0 if flags.AOT_TOPOLOGY.text(options) else processes.num_local_processes()
+        if count and processes.num_logical_cores_per_chip() > 1:
+            raise NotImplementedError(MSG_TWO_DEVICES)
+        return [processes.topology_variables(rank, count) for rank in range(count)] or [{}]
+
+    def use_one_device(self) -> None:
+        """Set the environment so that this process uses the host's first chip, by itself."""
+        if not flags.AOT_TOPOLOGY.get():
+            processes.configure_one_chip_topology()
+
+    def job(self, options: Mapping[str, str]) -> Job | None:
+        """This process's place in the job of its slice: ``slice_job.job``."""
+        return slice_job.job(options)
 
 
 create_client: Final = Factory()
@@ -113,13 +140,14 @@ class TpuClient(PjrtClient):
             library = f"{path} (version {libtpu.package_version()})" if path else "not installed"
             raise RuntimeError(MSG_NO_TPU.format(library=library, found=described))
         version = chips_of_host.version_name(options, chips)
-        self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
-        try:
-            client = runtime_library.make_client(
-                libtpu.LIBRARY, create_options(options), topology.distributed_client
-            )
-        except RuntimeError as error:
-            raise RuntimeError(MSG_NOT_STARTED.format(error=error, found=described)) from error
+        with libtpu.environment(slice_job.chip_of_torchrun(options)):
+            self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
+            try:
+                client = runtime_library.make_client(
+                    libtpu.LIBRARY, create_options(options), topology.distributed_client
+                )
+            except RuntimeError as error:
+                raise RuntimeError(MSG_NOT_STARTED.format(error=error, found=described)) from error
         super().__init__(client, process_index=client.process_index())
 
     def fingerprint(self) -> Mapping[str, str]:

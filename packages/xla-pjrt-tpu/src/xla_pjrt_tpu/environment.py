@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import xla_pjrt_tpu.settings as settings
-from xla_core.support import flags
 
 METADATA_URL: Final = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 _TIMEOUT_SECONDS: Final = 2.0
@@ -29,7 +28,7 @@ _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     ACCELERATOR_TYPE: (settings.ACCELERATOR_TYPE.name, ACCELERATOR_TYPE),
     PROCESS_BOUNDS: (PROCESS_BOUNDS, settings.HOST_BOUNDS.name),
     CHIPS_PER_PROCESS: (CHIPS_PER_PROCESS, settings.CHIPS_PER_HOST_BOUNDS.name),
-    "WORKER_ID": (flags.TPU_WORKER_ID.name, flags.CLOUD_TPU_TASK_ID.name),
+    "WORKER_ID": (settings.WORKER_ID.name, settings.TASK_ID.name),
 }
 
 MSG_NO_METADATA: Final = (
@@ -110,8 +109,8 @@ def worker_ips() -> list[str]:
 
     Raises RuntimeError if they are unknown.
     """
-    hostnames = flags.TPU_WORKER_HOSTNAMES.text()
+    hostnames = settings.WORKER_HOSTNAMES.text()
     if hostnames:
         return [host.strip() for host in hostnames.split(",")]
-    endpoints = metadata("worker-network-endpoints").split(",")
-    return [endpoint.split(":")[2] for endpoint in endpoints]
+    # "name:number:address" for each host, or its name alone
+    return [entry.split(":")[-1] for entry in metadata("worker-network-endpoints").split(",")]

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from xla_core.support import flags
-from xla_pjrt_tpu import chips, environment, settings
+import xla_pjrt_tpu.chips as chips
+import xla_pjrt_tpu.environment as environment
+import xla_pjrt_tpu.settings as settings
 from xla_pjrt_tpu.hardware import GENERATIONS, generation, parse_accelerator_type
 
 BASE_PORT: Final = 8476
@@ -56,7 +57,7 @@ def num_local_processes() -> int:
 
 def task_id() -> int | None:
     """The number of this process in the slice (``CLOUD_TPU_TASK_ID``); None if it is not set."""
-    text = flags.CLOUD_TPU_TASK_ID.text()
+    text = settings.TASK_ID.text()
     return int(text) if text else None
 
 

@@ -1,7 +1,4 @@
-"""The environment variables of TPUs that this package reads or sets, each declared once.
-
-Those that say where a process is in its job are among xla-core's.
-"""
+"""The environment variables of TPUs that this package reads or sets, each declared once."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ PROCESS_BOUNDS: Final = Flag(
     "TPU_PROCESS_BOUNDS",
     str,
     "",
-    "numbers of the slice's processes along three axes",
+    "numbers of the slice's processes along three axes; `1,1,1` is a process by itself",
     shown=_LAUNCHED,
 )
 CHIPS_PER_PROCESS_BOUNDS: Final = Flag(
@@ -80,3 +77,14 @@ XLA_MAX_INFLIGHT: Final = Flag(
     "the same, under torch_xla's other name",
     shown="libtpu's: 32",
 )
+PROCESS_ADDRESSES: Final = Flag(
+    "TPU_PROCESS_ADDRESSES", str, "", "addresses of the processes of a TPU slice, `host:port` each"
+)
+WORKER_HOSTNAMES: Final = Flag("TPU_WORKER_HOSTNAMES", str, "", "host names of a TPU slice")
+WORKER_ID: Final = Flag("TPU_WORKER_ID", str, "", "this host's number in the TPU slice")
+TASK_ID: Final = Flag("CLOUD_TPU_TASK_ID", str, "", "this process's number in the TPU slice")
+COORDINATOR: Final = Flag(
+    "MEGASCALE_COORDINATOR_ADDRESS", str, "", "first host of the first of several TPU slices"
+)
+SLICE_COUNT: Final = Flag("MEGASCALE_NUM_SLICES", str, "", "number of TPU slices of a job")
+SLICE: Final = Flag("MEGASCALE_SLICE_ID", str, "", "this host's slice among them, from 0")

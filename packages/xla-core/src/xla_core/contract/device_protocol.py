@@ -417,6 +417,10 @@ class ClientFactory(Protocol):
     this device is chosen when the user names none.
     ``launch_environments(options) -> list[dict[str, str]]`` says what a launcher of one process per
     device adds to the environment of each process of this host; without it there is one process.
+    ``use_one_device()`` sets the environment so that this process is alone and has one device, for a launcher
+    of one process; without it the environment stays as it is.
+    ``job(options) -> Job | None`` is this process's place in a job that neither our variables nor torchrun's
+    describe: that of a slice of several hosts, from what its machines are told.
     """
 
     def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:

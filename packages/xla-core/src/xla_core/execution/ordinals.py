@@ -13,9 +13,10 @@ from typing import Final
 
 import torch
 
+from xla_core.contract.job import Job
 from xla_core.execution import runtime, spmd_mode
 from xla_core.multiprocess import job_setup
-from xla_core.multiprocess.job_setup import Job
+from xla_core.plugins.discovery import job_of
 
 MSG_NO_REPLICA: Final = (
     "{device} is not one of this job's {count} replicas: each process is one, on its first device. Use "
@@ -40,7 +41,7 @@ def replica_of(device: torch.device | str | None = None) -> tuple[int, int]:
 def _job() -> Job | None:
     """This process's job; before the client starts, the one that the environment describes."""
     met = job_setup.connection()
-    return met.job if met else job_setup.job_from_environment(os.environ, runtime.device_type())
+    return met.job if met else job_of(runtime.device_type(), os.environ)
 
 
 def world_size() -> int:

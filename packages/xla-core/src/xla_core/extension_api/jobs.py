@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xla_core.contract.job import Job
 from xla_core.multiprocess.job_setup import (
     COORDINATOR_VARIABLE,
     COUNT_VARIABLE,
@@ -10,12 +11,10 @@ from xla_core.multiprocess.job_setup import (
     LOCAL_INDEX_VARIABLE,
     SERVED_VARIABLE,
     Connection,
-    Job,
     connect,
     connection,
     disconnect,
     increment,
-    job_from_environment,
     lookup,
     publish,
     published,
@@ -39,7 +38,6 @@ __all__ = [
     "connection",
     "disconnect",
     "increment",
-    "job_from_environment",
     "lookup",
     "publish",
     "published",

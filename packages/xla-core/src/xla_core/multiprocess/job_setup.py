@@ -21,6 +21,7 @@ from typing import Final
 from torch.distributed import TCPStore
 
 from xla_core.contract.device_protocol import Topology
+from xla_core.contract.job import Job, parse_number
 from xla_core.jax_bridge import coordinator_process as coordinator
 from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 from xla_core.jax_bridge.traced_values import JaxObject
@@ -34,8 +35,6 @@ LOCAL_INDEX_VARIABLE: Final = flags.LOCAL_PROCESS_RANK.name
 LOCAL_COUNT_VARIABLE: Final = flags.LOCAL_PROCESS_COUNT.name
 SERVED_VARIABLE: Final = flags.COORDINATOR_IS_LAUNCHER.name
 """Set by a launcher that runs the coordinator itself; otherwise process 0 does."""
-TPU_PORT: Final = 8476
-"""Where process 0 of a TPU pod listens when the environment names no coordinator."""
 
 _OWN: Final = (COORDINATOR_VARIABLE, COUNT_VARIABLE, INDEX_VARIABLE)
 _TORCHRUN: Final = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -45,33 +44,11 @@ MSG_INCOMPLETE: Final = (
     "{found} is set and {missing} is not; a job of several processes needs all of "
     "XLA_COORDINATOR_ADDRESS (host:port), XLA_PROCESS_COUNT and XLA_PROCESS_INDEX"
 )
-MSG_NOT_A_NUMBER: Final = "{name}={text!r} in the environment: expected a whole number {expected}"
 MSG_ADDRESS: Final = "{name}={text!r} in the environment: expected host:port"
 MSG_NO_COORDINATOR: Final = (
     "process {index} of {count} could not reach the coordinator at {address} within {seconds} s: "
     "{error}. {who} runs it; look whether that one started, and whether the address is right"
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Job:
-    """This process's place among those that the environment describes.
-
-    Process ``index`` of ``count``; ``local_index`` of the ``local_count`` on this host. ``served``
-    says that a launcher runs the coordinator at ``address`` (``host:port``), else process 0 does.
-    """
-
-    index: int
-    count: int
-    address: str
-    local_index: int = 0
-    local_count: int = 1
-    served: bool = False
-
-    @property
-    def host_index(self) -> int:
-        """Number of this host, where every host runs equally many processes."""
-        return (self.index - self.local_index) // self.local_count
 
 
 @dataclasses.dataclass(slots=True)
@@ -93,12 +70,11 @@ class _State:
 _lock = threading.RLock()
 
 
-def job_from_environment(options: Mapping[str, str], device_type: str = "CPU") -> Job | None:
-    """The job this process belongs to, or None when it is alone.
+def job_from_environment(options: Mapping[str, str]) -> Job | None:
+    """The job that this project's own variables describe, or else torchrun's; None if there are none of them.
 
-    Looked at in this order: ``XLA_COORDINATOR_ADDRESS`` and its companions, torchrun's variables,
-    and for a TPU what its virtual machine sets. Raises ValueError for an incomplete or malformed
-    description, naming the variable.
+    A job of one process is None as well. Raises ValueError for an incomplete or malformed description, naming the
+    variable.
     """
     names = [name for name in _OWN if options.get(name)]
     if names:
@@ -106,31 +82,26 @@ def job_from_environment(options: Mapping[str, str], device_type: str = "CPU") -
         if missing:
             raise ValueError(MSG_INCOMPLETE.format(found=names[0], missing=missing[0]))
         return _own_job(options)
-    if all(options.get(name) for name in _TORCHRUN):
-        return _torchrun_job(options)
-    return _tpu_job(options) if device_type.upper() == "TPU" else None
+    return _torchrun_job(options) if all(options.get(name) for name in _TORCHRUN) else None
 
 
-def _number(options: Mapping[str, str], name: str, default: int, least: int, below: int) -> int:
-    text = options.get(name) or str(default)
-    if not text.strip().isdecimal() or not least <= int(text) < below:
-        expected = f"from {least}" + (f" to {below - 1}" if below < 1 << 30 else "")
-        raise ValueError(MSG_NOT_A_NUMBER.format(name=name, text=text, expected=expected))
-    return int(text)
+def describes_a_job(options: Mapping[str, str]) -> bool:
+    """Whether there are variables that ``job_from_environment`` reads, be it a job of one process."""
+    return any(options.get(n) for n in _OWN) or all(options.get(n) for n in _TORCHRUN)
 
 
 def _own_job(options: Mapping[str, str]) -> Job | None:
     address = options[COORDINATOR_VARIABLE]
     if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
         raise ValueError(MSG_ADDRESS.format(name=COORDINATOR_VARIABLE, text=address))
-    count = _number(options, COUNT_VARIABLE, 1, 1, 1 << 30)
-    local_count = _number(options, LOCAL_COUNT_VARIABLE, 1, 1, count + 1)
+    count = parse_number(options, COUNT_VARIABLE, 1, 1)
+    local_count = parse_number(options, LOCAL_COUNT_VARIABLE, 1, 1, count + 1)
     return _several(
         Job(
-            index=_number(options, INDEX_VARIABLE, 0, 0, count),
+            index=parse_number(options, INDEX_VARIABLE, 0, 0, count),
             count=count,
             address=address,
-            local_index=_number(options, LOCAL_INDEX_VARIABLE, 0, 0, local_count),
+            local_index=parse_number(options, LOCAL_INDEX_VARIABLE, 0, 0, local_count),
             local_count=local_count,
             served=options.get(SERVED_VARIABLE) == "1",
         )
@@ -142,38 +113,17 @@ def _several(job: Job) -> Job | None:
 
 
 def _torchrun_job(options: Mapping[str, str]) -> Job | None:
-    count = _number(options, "WORLD_SIZE", 1, 1, 1 << 30)
-    local_count = _number(options, "LOCAL_WORLD_SIZE", 1, 1, count + 1)
+    count = parse_number(options, "WORLD_SIZE", 1, 1)
+    local_count = parse_number(options, "LOCAL_WORLD_SIZE", 1, 1, count + 1)
     return _several(
         Job(
-            index=_number(options, "RANK", 0, 0, count),
+            index=parse_number(options, "RANK", 0, 0, count),
             count=count,
             address="",  # agreed through torchrun's store when connecting
-            local_index=_number(options, "LOCAL_RANK", 0, 0, local_count),
+            local_index=parse_number(options, "LOCAL_RANK", 0, 0, local_count),
             local_count=local_count,
         )
     )
-
-
-def _tpu_job(options: Mapping[str, str]) -> Job | None:
-    """From what a TPU virtual machine, or a launcher of several processes on one, sets for libtpu."""
-    processes = [a for a in flags.TPU_PROCESS_ADDRESSES.text(options).split(",") if a.strip()]
-    hosts = [h for h in flags.TPU_WORKER_HOSTNAMES.text(options).split(",") if h.strip()]
-    several = processes if len(processes) > 1 else hosts
-    if len(several) < 2:
-        return None
-    own = flags.CLOUD_TPU_TASK_ID
-    task = own.name if own.text(options) else flags.TPU_WORKER_ID.name
-    index = _number(options, task, 0, 0, len(several))
-    first = several[0].strip().partition(":")[0]
-    same_host = [i for i, a in enumerate(several) if _host(a) == _host(several[index])]
-    return Job(
-        index, len(several), f"{first}:{TPU_PORT}", same_host.index(index), len(same_host)
-    )  # fmt: skip
-
-
-def _host(address: str) -> str:
-    return address.strip().rpartition(":")[0] or address.strip()
 
 
 # --- meeting ------------------------------------------------------------------------------------
@@ -312,14 +262,11 @@ def disconnect() -> None:
         left.service.leave()
 
 
-def topology(device_type: str, options: Mapping[str, str]) -> Topology | None:
-    """The topology of the job in the environment, after meeting the others; None for one process.
+def topology(job: Job) -> Topology:
+    """The topology of a job, after meeting the others.
 
     This is what a client starts with where no extension answers the hook ``xla_core_topology``.
     """
-    job = job_from_environment(options, device_type)
-    if job is None:
-        return None
     met = connect(job)
     return Topology(
         process_index=met.job.index,

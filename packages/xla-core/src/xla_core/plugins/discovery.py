@@ -26,6 +26,7 @@ from xla_core.contract.device_protocol import (
     Topology,
 )
 from xla_core.contract.foreign_values import ForeignObject
+from xla_core.contract.job import Job
 from xla_core.multiprocess import job_setup
 from xla_core.support import flags
 
@@ -176,6 +177,19 @@ def load_factory(device_type: str) -> ClientFactory:
     return cast(ClientFactory, factory)
 
 
+def job_of(device_type: str, options: Mapping[str, str]) -> Job | None:
+    """The job that this process belongs to, or None if it is alone.
+
+    Asked in this order: the environment ``options`` (``job_setup.job_from_environment``), and the device's plugin,
+    which may know the host's surroundings (``ClientFactory``). Raises what the plugin raises.
+    """
+    if job_setup.describes_a_job(options):
+        return job_setup.job_from_environment(options)
+    ask = getattr(load_factory(device_type), "job", None)
+    job: Job | None = None if ask is None else ask(options)
+    return job
+
+
 def start_client(
     device_type: str,
     manager: pluggy.PluginManager,
@@ -190,7 +204,9 @@ def start_client(
     factory = load_factory(device_type)
     point = _device_point(device_type)
     topology = manager.hook.xla_core_topology(device_type=device_type.upper(), options=options)
-    topology = topology or job_setup.topology(device_type, options)
+    job = None if topology else job_of(device_type, options)
+    if job is not None:
+        topology = job_setup.topology(job)
     try:
         client = factory(topology or Topology(), options)
     except Exception as error:  # vendors raise what they like; the user needs the package's name

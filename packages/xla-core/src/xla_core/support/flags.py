@@ -22,7 +22,6 @@ __all__ = [
     "CACHE_PREFETCH",
     "CACHE_READ_ONLY",
     "CHECK_INDICES",
-    "CLOUD_TPU_TASK_ID",
     "COMPILATION_CACHE_SIZE",
     "COMPILE_EFFORT",
     "COMPILE_PROGRESS",
@@ -59,9 +58,6 @@ __all__ = [
     "STEP_STAGES",
     "SYNC_OPBYOP",
     "SYNC_WAIT",
-    "TPU_PROCESS_ADDRESSES",
-    "TPU_WORKER_HOSTNAMES",
-    "TPU_WORKER_ID",
     "USE_32BIT_LONG",
     "USE_BF16",
     "USE_SPMD",
@@ -464,14 +460,6 @@ COORDINATOR_IS_LAUNCHER: Final = Flag(
     str,
     "",
     "`1` means that the launcher runs the coordinator; set by the launcher",
-)
-TPU_PROCESS_ADDRESSES: Final = Flag(
-    "TPU_PROCESS_ADDRESSES", str, "", "addresses of the processes of a TPU slice, `host:port` each"
-)
-TPU_WORKER_HOSTNAMES: Final = Flag("TPU_WORKER_HOSTNAMES", str, "", "host names of a TPU slice")
-TPU_WORKER_ID: Final = Flag("TPU_WORKER_ID", str, "", "this host's number in the TPU slice")
-CLOUD_TPU_TASK_ID: Final = Flag(
-    "CLOUD_TPU_TASK_ID", str, "", "this process's number in the TPU slice"
 )
 START_TIMEOUT: Final = Flag(
     "XLA_DIST_START_TIMEOUT",

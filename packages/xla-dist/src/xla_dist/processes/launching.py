@@ -36,7 +36,6 @@ from xla_core.extension_api.jobs import (
     LOCAL_INDEX_VARIABLE,
     SERVED_VARIABLE,
     Job,
-    job_from_environment,
     serve,
     serve_apart,
 )
@@ -45,7 +44,7 @@ from xla_dist.job_health import flight_recorder
 from xla_dist.job_health.failure_reports import INTERRUPTED_SECONDS
 from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.job_health.local_processes import is_frozen
-from xla_dist.processes import restarts
+from xla_dist.processes import host_devices, restarts
 from xla_dist.processes.child_process import Report, run_child
 from xla_dist.processes.thread_replicas import run_threads
 from xla_dist.settings import RESTART_COUNT
@@ -295,19 +294,6 @@ def _receive(child: _Child) -> None:
 # --- starting -----------------------------------------------------------------------------------
 
 
-def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environment variables that each process of this host needs in addition, one mapping per process.
-
-    ``launch_environments`` of the device plugin's factory computes them from ``options``, the environment. A
-    factory without that function gets one process.
-    """
-    factory = plugins.load_factory(runtime.device_type())
-    environments = getattr(factory, "launch_environments", None)
-    if environments is None:
-        return [{}]
-    return [dict(variables) for variables in environments(options)]
-
-
 def _plan(
     options: Mapping[str, str], local: Sequence[Mapping[str, str]], attempt: int
 ) -> list[Job]:
@@ -316,7 +302,7 @@ def _plan(
     With several hosts, the port of an attempt is the first attempt's port plus ``attempt``: on the same port, a
     host that restarts early would join the attempt that has failed but has not yet ended on the other hosts.
     """
-    hosts = job_from_environment(options, runtime.device_type())
+    hosts = plugins.job_of(runtime.device_type(), options)
     count = len(local)
     if hosts is None:
         return [Job(i, count, "", i, count, served=True) for i in range(count)]
@@ -357,7 +343,7 @@ def start(
         raise NotImplementedError(MSG_SPMD)
     if runtime.started():
         raise RuntimeError(MSG_STARTED)
-    local = local_environments(os.environ)
+    local = host_devices.environments(os.environ)
     jobs = _plan(os.environ, local, int((variables or {}).get(RESTART_COUNT.name, "0")))
     context = torch.multiprocessing.get_context(start_method)
     # processes inherit the environment that the fork server had when it started, which may be out of date
@@ -425,17 +411,19 @@ def spawn(
 ) -> Launch | None:
     """Run ``fn(ordinal, *args)`` in one process per device of this host (``xmp.spawn``).
 
-    ``nprocs`` is None (default) or the number of devices; with 1, ``fn`` is called directly in this process. With
+    ``nprocs`` is None (default) or the number of devices; with 1, ``fn`` is called directly in this process, which
+    on a TPU host gets the first chip (``TPU_VISIBLE_CHIPS`` and others are set). With
     ``join`` (default) it waits for the processes and returns None; otherwise it returns a ``Launch``, which has
     ``join()``, ``processes`` and ``pids()``. ``daemon`` (default: False) and ``start_method`` (default:
     ``"spawn"``) are those of ``multiprocessing``. Raises ValueError for another ``nprocs``, what ``start`` raises,
     and ProcessRaisedException or ProcessExitedException if a process fails.
     """
     if nprocs == 1:
+        host_devices.use_one()
         fn(0, *args)
         return None
     if nprocs is not None:
-        count = len(local_environments(os.environ))
+        count = len(host_devices.environments(os.environ))
         if nprocs != count:
             raise ValueError(MSG_NPROCS.format(got=nprocs, count=count))
     running = start(fn, args, start_method, daemon)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from xla_core.extension_api import jobs, runtime
-from xla_dist.processes import launching
+from xla_dist.processes import host_devices, launching
 from xla_dist.processes.launching import run_multiprocess as run_multiprocess
 from xla_dist.processes.thread_replicas import run_threads
 
@@ -33,7 +33,7 @@ def initialize_multiprocess(local_rank: int, local_world_size: int) -> None:
     """
     if runtime.started():
         raise RuntimeError(launching.MSG_STARTED)
-    environments = launching.local_environments(os.environ)
+    environments = host_devices.environments(os.environ)
     if len(environments) == local_world_size:
         os.environ.update(environments[local_rank])
     os.environ.setdefault(jobs.LOCAL_INDEX_VARIABLE, str(local_rank))
