@@ -10,6 +10,8 @@ parameters and optimizer state, ``tensor`` heads, hidden units and the vocabular
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -265,8 +267,10 @@ class Transformer(nn.Module):
 
 
 def on_device(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the device that is a shape only."""
-    return torch.empty(sizes, dtype=dtype, device="meta").to("xla")
+    """A tensor of the device: only a shape if programs are compiled ahead of time, otherwise zeros."""
+    if "XLA_AOT_TOPOLOGY" in os.environ:
+        return torch.empty(sizes, dtype=dtype, device="meta").to("xla")
+    return torch.zeros(sizes, dtype=dtype, device="xla")
 
 
 def model_flops(shape: Shape, batch: int, length: int) -> int:
@@ -278,6 +282,11 @@ def model_flops(shape: Shape, batch: int, length: int) -> int:
     inner, outer = shape.heads * shape.head, shape.key_heads * shape.head
     layer = shape.width * (2 * inner + 2 * outer) + shape.feed_forward_weights + 2 * length * inner
     return 6 * batch * length * (shape.layers * layer + shape.width * shape.vocabulary)
+
+
+def batch_parts(mesh: xs.Mesh) -> int:
+    """The number of parts that a batch is split into."""
+    return math.prod(mesh.shape().get(axis, 1) for axis in BATCH)
 
 
 def axes_of(module: nn.Module, count: int) -> list[tuple[Any, ...]]:
@@ -325,15 +334,12 @@ def step_of(
         for parameter, axes in zip(own, axes_of(module, len(own)), strict=True):
             how.mark(parameter, *axes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    parts = 1
-    for axis in BATCH:
-        parts *= mesh.shape().get(axis, 1)
-    total = sequences or batch * parts
+    total = sequences or batch * batch_parts(mesh)
     ids, targets = (on_device(total, length, dtype=torch.int64) for _ in range(2))
     how.mark(ids, BATCH, None)
     how.mark(targets, BATCH, None)
 
-    def step() -> torch.Tensor:
+    def step(ids: torch.Tensor = ids, targets: torch.Tensor = targets) -> torch.Tensor:
         loss = model.loss(model(ids), targets, loss_chunks)
         loss.backward()
         optimizer.step()

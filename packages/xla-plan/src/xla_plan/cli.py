@@ -149,7 +149,8 @@ def run_command(chosen: argparse.Namespace) -> int:
         depth=depth, tell=tell,
     )  # fmt: skip
     if chosen.cache is not None:
-        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, plans)}")
+        command = " ".join((chosen.step, *chosen.arguments))
+        tell(f"manifest: {manifest.write(chosen.cache, command, plans)}")
     report(plans, chosen)
     return int(not any(p.fits for p in plans))
 

@@ -16,7 +16,10 @@ _VERSIONED: Final = ("xla-core", "xla-spmd", "xla-pjrt-tpu", "torch", "jax", "ja
 
 
 def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
-    """Add the plans that were compiled as a whole to the manifest of a cache, and return the manifest's path."""
+    """Add the plans that were compiled as a whole to the manifest of a cache, and return the manifest's path.
+
+    ``step`` is the step function, or the script with its arguments.
+    """
     path = cache / NAME
     present: list[dict[str, object]] = read(cache) if path.is_file() else []
     added = [_row(step, p) for p in plans if not p.error and not p.scaled]

@@ -1,0 +1,162 @@
+"""``examples/pods/train.py``: trains on real text over a mesh, continues after SIGTERM, compiles ahead of time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+import yaml
+
+from xla_core.support import flags
+from xla_pjrt_tpu import slice_job
+
+PODS = Path(__file__).resolve().parents[1] / "examples" / "pods"
+SMALL = ("--length", "64", "--sequences", "16", "--loop", "--attention", "plain")
+COUNTS = """
+import json, runpy, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    import torch_xla.debug.metrics as met
+    names = ("UncachedCompile", "PersistentCacheHit")
+    print(json.dumps({name: met.counter_value(name) or 0 for name in names}))
+"""
+
+
+def start(*arguments, **variables):
+    """The script in a process with eight CPU devices, unless ``variables`` say otherwise."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "PJRT_", "TPU_"))}
+    given = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", **variables}
+    command = [sys.executable, "-c", COUNTS, str(PODS), str(PODS / "train.py"), *arguments]
+    return subprocess.Popen(
+        command, env=kept | given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def end(process):
+    """The losses that it printed by step, and its counts of programs."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-3000:]
+    counts = json.loads(out.splitlines()[-1])
+    return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The variable of a folder for programs that several runs have in common."""
+    return {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path_factory.mktemp("programs") / "cpu")}
+
+
+@pytest.fixture(scope="module")
+def trained(cache):
+    """A run of 20 steps over one mesh of eight devices."""
+    losses, _ = end(start("--mesh", "fsdp=8", "--steps", "20", *SMALL, **cache))
+    return losses
+
+
+def test_it_learns_to_predict_text(trained):
+    assert list(trained) == [10, 20]
+    assert float(trained[20]) < float(trained[10]) < 6.93  # the logarithm of 1024 tokens
+
+
+def test_the_same_command_on_two_hosts_trains_as_one(trained):
+    """Two processes with four devices each stand for the hosts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = [
+        start(
+            "--mesh", "fsdp=8", "--steps", "20", *SMALL,
+            CPU_NUM_DEVICES="4", XLA_COORDINATOR_ADDRESS=address, XLA_PROCESS_COUNT="2",
+            XLA_PROCESS_INDEX=str(index),
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    first, second = ((end(host))[0] for host in hosts)
+    assert not second  # only the first host prints
+    assert list(first) == list(trained)
+    for step, loss in first.items():  # sums over devices are taken in another order
+        assert float(loss) == pytest.approx(float(trained[step]), abs=0.002)
+
+
+def test_a_run_that_was_asked_to_end_continues(trained, cache, tmp_path):
+    arguments = ("--mesh", "fsdp=8", *SMALL, "--checkpoints", str(tmp_path), "--steps", "20")
+    process = start(*arguments, **cache)
+    for line in process.stdout:
+        if line.startswith("step 10:"):
+            process.send_signal(signal.SIGTERM)
+            break
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 143, err[-3000:]
+    again = start(*arguments, **cache)
+    first = again.stdout.readline()
+    assert re.fullmatch(r"begins at step 1\d\n", first), first
+    losses, _ = end(again)
+    assert losses == {20: trained[20]}  # bit-equal, as far as is printed
+
+
+def test_the_recipes_start_what_there_is(monkeypatch):
+    """The image's commands and variables exist; the pods are as many as the slice has hosts."""
+    monkeypatch.syspath_prepend(str(PODS))
+    import train
+
+    text = (PODS / "Dockerfile").read_text().replace("\\\n", "")
+    set_there = dict(re.findall(r"\b((?:XLA|PJRT)_\w+)=(\S+)", text))
+    assert set_there.keys() <= flags.FLAGS.keys() and len(set_there) == 3
+    (step,) = re.findall(r'STEP="(--.*?)"', text)
+    planned, run = re.findall(r"train\.py( .*?)(?:$|\"\])", text, re.MULTILINE)
+    planned = train.parse_arguments(planned.partition(" -- ")[2].replace("$STEP", step).split())
+    started = train.parse_arguments(run.replace("$STEP", step).split())
+    assert planned.checkpoints is None and started.checkpoints == "$CHECKPOINTS"
+    same = ("size", "mesh", "length", "sequences", "loop", "attention")
+    assert [getattr(planned, name) for name in same] == [getattr(started, name) for name in same]
+
+    (job,) = yaml.safe_load((PODS / "jobset.yaml").read_text())["spec"]["replicatedJobs"]
+    hosts = job["template"]["spec"]
+    pod = hosts["template"]["spec"]
+    (container,) = pod["containers"]
+    topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = hosts["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
+    assert math.prod(map(int, topology.split("x"))) == chips == 16
+    assert planned.mesh == f"fsdp={chips}" and f"TOPOLOGY=v5e:{topology}" in text
+    assert {port["containerPort"] for port in container["ports"]} >= {slice_job.PORT}
+    assert [variable["name"] for variable in container["env"]] == ["CHECKPOINTS"]
+
+
+def test_a_host_finds_all_programs_of_a_run_that_only_compiled(tmp_path):
+    """The real compiler for four chips, twice: the second process stands for a host."""
+    if util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: its wheels are for Linux on x86-64")
+    ahead = {
+        "PJRT_DEVICE": "TPU",
+        "XLA_AOT_TOPOLOGY": "v5e:2x2",
+        "XLA_AOT_READS": "zeros",
+        "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs"),
+    }
+    arguments = (
+        "--mesh",
+        "fsdp=4",
+        "--steps",
+        "3",
+        "--length",
+        "256",
+        "--loop",
+        "--sequences",
+        "4",
+    )
+    _, compiled = end(start(*arguments, **ahead))
+    # parameters, the first step, in which the optimizer creates its state, and the others
+    assert compiled == {"UncachedCompile": 3, "PersistentCacheHit": 0}
+    _, found = end(start(*arguments, **ahead, XLA_PERSISTENT_CACHE_READ_ONLY="1"))
+    assert found == {"UncachedCompile": 0, "PersistentCacheHit": 3}
