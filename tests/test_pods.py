@@ -52,58 +52,41 @@ def end(process):
     return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The variable of a folder for programs that several runs have in common."""
-    return {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path_factory.mktemp("programs") / "cpu")}
-
-
-@pytest.fixture(scope="module")
-def trained(cache):
-    """A run of 20 steps over one mesh of eight devices."""
-    losses, _ = end(start("--mesh", "fsdp=8", "--steps", "20", *SMALL, **cache))
-    return losses
-
-
-def test_it_learns_to_predict_text(trained):
+def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(tmp_path):
+    """One test, as all compare with the first run: two processes with four devices each stand for two hosts."""
+    cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs")}
+    arguments = ("--mesh", "fsdp=8", "--steps", "20", *SMALL)
+    trained, _ = end(start(*arguments, **cache))
     assert list(trained) == [10, 20]
     assert float(trained[20]) < float(trained[10]) < 6.93  # the logarithm of 1024 tokens
 
-
-def test_the_same_command_on_two_hosts_trains_as_one(trained):
-    """Two processes with four devices each stand for the hosts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    hosts = [
-        start(
-            "--mesh", "fsdp=8", "--steps", "20", *SMALL,
-            CPU_NUM_DEVICES="4", XLA_COORDINATOR_ADDRESS=address, XLA_PROCESS_COUNT="2",
-            XLA_PROCESS_INDEX=str(index),
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    first, second = ((end(host))[0] for host in hosts)
-    assert not second  # only the first host prints
-    assert list(first) == list(trained)
-    for step, loss in first.items():  # sums over devices are taken in another order
+    on_hosts, second = two_hosts(*arguments)
+    assert list(on_hosts) == list(trained) and not second  # only the first host prints
+    for step, loss in on_hosts.items():  # sums over devices are taken in another order
         assert float(loss) == pytest.approx(float(trained[step]), abs=0.002)
 
-
-def test_a_run_that_was_asked_to_end_continues(trained, cache, tmp_path):
-    arguments = ("--mesh", "fsdp=8", *SMALL, "--checkpoints", str(tmp_path), "--steps", "20")
-    process = start(*arguments, **cache)
+    process = start(*arguments, "--checkpoints", str(tmp_path / "run"), **cache)
     for line in process.stdout:
         if line.startswith("step 10:"):
             process.send_signal(signal.SIGTERM)
             break
     _, err = process.communicate(timeout=300)
     assert process.returncode == 143, err[-3000:]
-    again = start(*arguments, **cache)
+    again = start(*arguments, "--checkpoints", str(tmp_path / "run"), **cache)
     first = again.stdout.readline()
     assert re.fullmatch(r"begins at step 1\d\n", first), first
     losses, _ = end(again)
     assert losses == {20: trained[20]}  # bit-equal, as far as is printed
+
+
+def two_hosts(*arguments):
+    """The losses that each of two processes with four devices prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    given = {"XLA_COORDINATOR_ADDRESS": address, "XLA_PROCESS_COUNT": "2", "CPU_NUM_DEVICES": "4"}
+    hosts = [start(*arguments, **given, XLA_PROCESS_INDEX=str(index)) for index in range(2)]
+    return [end(host)[0] for host in hosts]
 
 
 def test_the_recipes_start_what_there_is(monkeypatch):
