@@ -4,7 +4,9 @@
 
 Parameters are float32 (master weights), products are computed in bfloat16, layers are computed again in
 the backward pass, the optimizer is AdamW. Axes of the mesh: ``data`` splits the batch, ``fsdp`` the batch,
-parameters and optimizer state, ``tensor`` heads, hidden units and the vocabulary; any of them may be missing.
+parameters and optimizer state, ``sequence`` the same but positions in place of the batch (and heads inside
+attention: Jacobs et al. 2023, DeepSpeed Ulysses), ``tensor`` heads, hidden units and the vocabulary; any of them
+may be missing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
+from functorch.compile import default_partition
+from saved_values import saving_products
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,8 +29,14 @@ from torch_xla.experimental.custom_kernel import flash_attention
 from torch_xla.experimental.scan import scan
 from torch_xla.utils.checkpoint import checkpoint
 
+PARTLY: Final = ("products", "narrow")
+"""Values of ``remat`` with which the backward pass has what products give, all or those as narrow as the model."""
 BATCH: Final = ("data", "fsdp", "expert")
 """The axes of the mesh that a batch is split over; ``expert`` is that of ``mixture.py``."""
+PLACES: Final = "sequence"
+"""The axis that positions are split over."""
+PARTS: Final = ("fsdp", "sequence", "expert")
+"""The axes that parameters are split over, and gathered along where they are used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +54,10 @@ class Shape:
     def feed_forward(self, how: Sharding) -> nn.Module:
         """What follows attention in a layer."""
         return GatedMLP(self, how)
+
+    def stack(self, how: Sharding) -> nn.Module:
+        """All layers."""
+        return Stacked(self, how) if how.scan else Repeated(self, how)
 
     @property
     def feed_forward_weights(self) -> int:
@@ -64,19 +79,28 @@ SIZES: Final = {
 class Sharding:
     """How tensors lie on the mesh, and how attention and recomputation are done."""
 
-    def __init__(self, mesh: xs.Mesh, attention: str, remat: bool, scan: bool) -> None:
+    def __init__(self, mesh: xs.Mesh, attention: str, remat: bool | str, scan: bool) -> None:
+        if remat not in (True, False, *PARTLY) or (remat in PARTLY and not scan):
+            raise ValueError(
+                f"remat={remat!r}: True, False or, with loop=True, {' or '.join(PARTLY)}"
+            )
         self.mesh = mesh
         self.attention = attention
         self.remat = remat
         self.scan = scan
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh's axes."""
+        return self.mesh.axis_names or ()
+
     def spec(self, *axes: object) -> tuple[Any, ...]:
         """``axes`` without those that the mesh lacks."""
-        names = self.mesh.axis_names or ()
 
         def kept(axis: object) -> Any:
-            found = tuple(a for a in (axis if isinstance(axis, tuple) else (axis,)) if a in names)
-            return (found if len(found) > 1 else found[0]) if found else None
+            several = axis if isinstance(axis, tuple) else (axis,)
+            there = tuple(a for a in several if a in self.axes)
+            return (there if len(there) > 1 else there[0]) if there else None
 
         return tuple(map(kept, axes))
 
@@ -123,10 +147,10 @@ class Attention(nn.Module):
         super().__init__()
         self.shape, self.how = shape, how
         inner, outer = shape.heads * shape.head, shape.key_heads * shape.head
-        self.q = Linear(shape.width, inner, ("tensor", "fsdp"))
-        self.k = Linear(shape.width, outer, ("tensor", "fsdp"))
-        self.v = Linear(shape.width, outer, ("tensor", "fsdp"))
-        self.out = Linear(inner, shape.width, ("fsdp", "tensor"))
+        self.q = Linear(shape.width, inner, ("tensor", PARTS))
+        self.k = Linear(shape.width, outer, ("tensor", PARTS))
+        self.v = Linear(shape.width, outer, ("tensor", PARTS))
+        self.out = Linear(inner, shape.width, (PARTS, "tensor"))
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         """``x`` is (batch, length, width), ``angles`` (length, half a head)."""
@@ -135,7 +159,7 @@ class Attention(nn.Module):
         q, k = rotated(q, angles), rotated(k, angles)
         times = self.shape.heads // self.shape.key_heads
         k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-        axes = (BATCH, "tensor", None, None)
+        axes = (BATCH, ("tensor", PLACES), None, None)
         q, k, v = (self.how.held(t, *axes) for t in (q, k, v))
         scale = self.shape.head**-0.5
         if self.how.attention == "flash":
@@ -145,7 +169,10 @@ class Attention(nn.Module):
             )
         else:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return self.out(y.transpose(1, 2).flatten(2))
+        y = y.transpose(1, 2).flatten(2)
+        if PLACES in self.how.axes:  # from heads back to positions
+            y = self.how.held(y, BATCH, PLACES, "tensor")
+        return self.out(y)
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
@@ -161,13 +188,13 @@ class GatedMLP(nn.Module):
     def __init__(self, shape: Shape, how: Sharding) -> None:
         super().__init__()
         self.how = how
-        self.gate = Linear(shape.width, shape.hidden, ("tensor", "fsdp"))
-        self.up = Linear(shape.width, shape.hidden, ("tensor", "fsdp"))
-        self.down = Linear(shape.hidden, shape.width, ("fsdp", "tensor"))
+        self.gate = Linear(shape.width, shape.hidden, ("tensor", PARTS))
+        self.up = Linear(shape.width, shape.hidden, ("tensor", PARTS))
+        self.down = Linear(shape.hidden, shape.width, (PARTS, "tensor"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of (batch, length, width)."""
-        return self.down(self.how.held(F.silu(self.gate(x)) * self.up(x), BATCH, None, "tensor"))
+        return self.down(self.how.held(F.silu(self.gate(x)) * self.up(x), BATCH, PLACES, "tensor"))
 
 
 class Layer(nn.Module):
@@ -175,15 +202,15 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape, how: Sharding) -> None:
         super().__init__()
-        self.how = how
+        self.shape, self.how = shape, how
         self.norm1, self.norm2 = Norm(shape.width), Norm(shape.width)
         self.attention = Attention(shape, how)
         self.mlp = shape.feed_forward(how)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         """Of (batch, length, width)."""
-        x = self.how.held(x + self.attention(self.norm1(x), angles), BATCH, None, None)
-        return self.how.held(x + self.mlp(self.norm2(x)), BATCH, None, None)
+        x = self.how.held(x + self.attention(self.norm1(x), angles), BATCH, PLACES, None)
+        return self.how.held(x + self.mlp(self.norm2(x)), BATCH, PLACES, None)
 
 
 class Repeated(nn.ModuleList):
@@ -223,13 +250,15 @@ class Stacked(nn.Module):
             return torch.func.functional_call(self.one[0], named, (x, angles), strict=True)
 
         def body(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple[torch.Tensor, None]:
-            return (
-                checkpoint(layer, x, angles, *weights)
-                if self.how.remat
-                else layer(x, angles, *weights)
-            ), None
+            again = self.how.remat is True
+            call = partial(checkpoint, layer) if again else layer
+            return call(x, angles, *weights), None
 
-        return scan(body, x, list(self.weights))[0]
+        saved = default_partition
+        if self.how.remat in PARTLY:
+            shape = self.one[0].shape
+            saved = saving_products(shape.width if self.how.remat == "narrow" else None)
+        return scan(body, x, list(self.weights), saved)[0]
 
 
 class Transformer(nn.Module):
@@ -239,10 +268,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape, self.how = shape, how
         self.tokens = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
-        self.axes = ("tensor", "fsdp")
-        self.layers = Stacked(shape, how) if how.scan else Repeated(shape, how)
+        self.axes = ("tensor", PARTS)
+        self.layers = shape.stack(how)
         self.norm = Norm(shape.width)
-        self.head = Linear(shape.width, shape.vocabulary, ("tensor", "fsdp"))
+        self.head = Linear(shape.width, shape.vocabulary, ("tensor", PARTS))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states (batch, length, width) of ``ids`` (batch, length); ``loss`` takes them on."""
@@ -250,7 +279,7 @@ class Transformer(nn.Module):
         half = torch.arange(0, self.shape.head, 2, device=ids.device)
         angles = places[:, None] * 500000.0 ** (-half / self.shape.head)
         x = F.embedding(ids, self.tokens).to(torch.bfloat16)
-        x = self.how.held(x, BATCH, None, None)
+        x = self.how.held(x, BATCH, PLACES, None)
         return self.norm(self.layers(x, angles))
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor, chunks: int) -> torch.Tensor:
@@ -262,7 +291,7 @@ class Transformer(nn.Module):
         return torch.stack([checkpoint(self._loss, a, b) for a, b in parts]).sum() / targets.numel()
 
     def _loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.how.held(self.head(x), BATCH, None, "tensor").float()
+        logits = self.how.held(self.head(x), BATCH, PLACES, "tensor").float()
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
@@ -311,7 +340,7 @@ def step_of(
     sequences: int = 0,
     length: int = 2048,
     attention: str = "flash",
-    remat: bool = True,
+    remat: bool | str = True,
     loss_chunks: int = 1,
     loop: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], object], int]:
@@ -319,9 +348,10 @@ def step_of(
 
     ``layers`` of it, if not 0. ``batch`` sequences of ``length`` tokens for
     each part that the batch is split into, or ``sequences`` in all. ``attention`` is ``flash`` (a kernel) or
-    ``plain``. With ``remat`` layers are computed again in the backward pass, the loss always, in
-    ``loss_chunks`` parts. With ``loop`` the layers are a loop over stacked parameters, which compiles in a
-    time that does not grow with them.
+    ``plain``. With ``remat`` layers are computed again in the backward pass, with ``products`` or ``narrow`` all
+    but what products and attention give (``narrow``: but not the hidden units of the MLP), with False nothing. The
+    loss always is, in ``loss_chunks`` parts. With ``loop`` the layers are a loop over stacked parameters, which
+    compiles in a time that does not grow with them.
     """
     if layers:
         shape = dataclasses.replace(shape, layers=layers)
@@ -336,8 +366,8 @@ def step_of(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
     total = sequences or batch * batch_parts(mesh)
     ids, targets = (on_device(total, length, dtype=torch.int64) for _ in range(2))
-    how.mark(ids, BATCH, None)
-    how.mark(targets, BATCH, None)
+    how.mark(ids, BATCH, PLACES)
+    how.mark(targets, BATCH, PLACES)
 
     def step(ids: torch.Tensor = ids, targets: torch.Tensor = targets) -> torch.Tensor:
         loss = model.loss(model(ids), targets, loss_chunks)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from llama import BATCH, Linear, Shape, Sharding, step_of
+from llama import BATCH, PARTS, PLACES, Linear, Shape, Sharding, step_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,6 +25,8 @@ import torch_xla.distributed.spmd as xs
 
 OTHERS: Final = ("data", "fsdp")
 """The axes that the batch lies on inside the experts."""
+INSIDE: Final = ("fsdp", "sequence")
+"""The axes that an expert's weights are split over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +74,10 @@ class Mixture(nn.Module):
         super().__init__()
         self.shape, self.how = shape, how
         count = shape.experts
-        self.router = Linear(shape.width, count, (None, "fsdp"))
-        self.gate = ExpertLinear(count, shape.width, shape.hidden, ("tensor", "fsdp"))
-        self.up = ExpertLinear(count, shape.width, shape.hidden, ("tensor", "fsdp"))
-        self.down = ExpertLinear(count, shape.hidden, shape.width, ("fsdp", "tensor"))
+        self.router = Linear(shape.width, count, (None, PARTS))
+        self.gate = ExpertLinear(count, shape.width, shape.hidden, ("tensor", INSIDE))
+        self.up = ExpertLinear(count, shape.width, shape.hidden, ("tensor", INSIDE))
+        self.down = ExpertLinear(count, shape.hidden, shape.width, (INSIDE, "tensor"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of (batch, length, width)."""
@@ -86,7 +88,7 @@ class Mixture(nn.Module):
         hidden = F.silu(self.gate(visits)) * self.up(visits)
         hidden = self.how.held(hidden, "expert", OTHERS, None, "tensor")
         back = self.how.held(self.down(hidden), "expert", OTHERS, None, None)
-        return self.how.held(torch.einsum("bsec,ebcd->bsd", weights, back), BATCH, None, None)
+        return self.how.held(torch.einsum("bsec,ebcd->bsd", weights, back), BATCH, PLACES, None)
 
     def _weights(self, x: torch.Tensor) -> torch.Tensor:
         """How much of an expert's place each token gets: (batch, length, experts, places), in float32."""

@@ -52,6 +52,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop", action="store_true", help="layers as a loop: compiles faster")
+    parser.add_argument("--remat", choices=["True", "False", *llama.PARTLY], default="True",
+                        help="whether layers are computed again in the backward pass")  # fmt: skip
     parser.add_argument("--attention", choices=["flash", "plain"], default="flash")
     parser.add_argument("--checkpoints", help="a folder or an address, the same for all hosts")
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
@@ -148,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, optimizer, step, _ = llama.training_step(
         mesh, size=arguments.size, sequences=sequences, length=arguments.length,
         attention=arguments.attention, loop=arguments.loop,
+        remat={"True": True, "False": False}.get(arguments.remat, arguments.remat),
     )  # fmt: skip
     initialize(model)
     data = batches(mesh, sequences, arguments.length)

@@ -15,7 +15,7 @@ from rich.console import Console
 from xla_plan.planning import depths, manifest
 from xla_plan.planning.chips import chip_of
 from xla_plan.planning.plans import Plan, plan
-from xla_plan.planning.search import Guess, search
+from xla_plan.planning.search import Guess, rank, search
 from xla_plan.reports import html_page, tables
 from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option, step_home
 
@@ -159,14 +159,18 @@ def search_command(chosen: argparse.Namespace) -> int:
     """Search on each topology; the exit status is 1 if nothing fits."""
     axes = [axis.strip() for axis in chosen.axes.split(",")]
     compiled: list[Plan] = []
-    for one in candidates(chosen.topology, [], chosen.options):
-        result = search(
-            chosen.step, one.topology, axes, one.options, compiled=chosen.compile,
-            cache=chosen.cache, timeout=chosen.timeout, tell=tell,
-        )  # fmt: skip
-        for guess in result.guesses:
-            tell(f"  {guess.candidate.mesh_text}: {guess.out or _guessed(guess, result.guesses)}")
-        compiled += result.plans
+    for topology in chosen.topology:
+        plans: list[Plan] = []
+        for one in candidates([topology], [], chosen.options):
+            result = search(
+                chosen.step, topology, axes, one.options, compiled=chosen.compile,
+                cache=chosen.cache, timeout=chosen.timeout, tell=tell,
+            )  # fmt: skip
+            for guess in result.guesses:
+                out = guess.out or _guessed(guess, result.guesses)
+                tell(f"  {guess.candidate.mesh_text}: {out}")
+            plans += result.plans
+        compiled += sorted(plans, key=rank)
     if chosen.cache is not None:
         tell(f"manifest: {manifest.write(chosen.cache, chosen.step, compiled)}")
     report(compiled, chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +14,23 @@ from xla_plan.planning.chips import Chip, chip_of
 from xla_plan.planning.plans import Plan
 from xla_plan.steps.candidate import Candidate, Mesh
 
+MSG_MICROBATCHES: Final = (
+    "a pipeline over the axis stage needs --set microbatches=N, an option of the step function"
+)
 MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
 _TRIES: Final = 3
-_OF_BATCH: Final = ("data", "fsdp")
+_OF_BATCH: Final = ("data", "fsdp", "expert")
 """The axes that split the batch: it is in as many parts on meshes whose other axes are equal."""
+_OF_TOKENS: Final = ("data", "fsdp", "sequence", "expert")
+"""The axes that split tokens: along them, copies of a parameter have different gradients."""
+_GATHERED: Final = ("fsdp", "sequence", "expert")
+"""The axes along which a split parameter is gathered where it is used."""
 _GATHERS: Final = 2
 """How often a split parameter is gathered: for the forward and for the backward pass."""
+_VISITS: Final = 2
+"""The experts that a token goes to, as in GShard and Mixtral; the shapes do not tell."""
+_EXCHANGES: Final = 4 / 3
+"""How often tokens are sent for each weight of an expert: four times for the three of a gated MLP."""
 _HALF: Final = 2
 """Bytes of an element of gathered parameters and of activations, as steps compute in bfloat16."""
 
@@ -87,7 +98,7 @@ def search(
         (plan,) = plans.plan(step, [candidate], cache=cache, timeout=timeout, tell=tell)
         return plan
 
-    return Found(sorted(compile_best(guesses, compiled, compile_one), key=_rank), guesses)
+    return Found(sorted(compile_best(guesses, compiled, compile_one), key=rank), guesses)
 
 
 def compile_best(
@@ -124,7 +135,7 @@ def _promise(guess: Guess) -> tuple[bool, float, int]:
     return bool(guess.out), float(f"{guess.seconds:.3g}"), guess.held
 
 
-def _rank(plan: Plan) -> tuple[bool, float]:
+def rank(plan: Plan) -> tuple[bool, float]:
     """A sort key: plans that fit come first, then those that do more of the model's work per second."""
     if plan.estimate is None:
         return True, math.inf
@@ -158,13 +169,21 @@ def guess(candidate: Candidate, row: Mapping[str, JsonValue], chip: Chip, limit:
     """The guess for one mesh, from its ``row`` of ``measure.shapes``."""
     if "error" in row:
         return Guess(candidate, 0, math.inf, row["error"])
-    parts = row["parts"]
+    parts, sizes = row["parts"], dict(candidate.mesh)
     held = parts["parameters"] + parts["optimizer state"] + parts["gradients"]
-    devices = math.prod(size for _, size in candidate.mesh)
-    peak = chip.flops / chip.devices
+    weights = [_Weight(whole, part, axes) for whole, part, axes in row["parameters"]]
     flops = row["model_flops"] or 0.0
-    sent = _sent(row, candidate, flops)
-    seconds = flops / devices / peak + sent / (chip.ici / chip.devices)
+    stages, microbatches = sizes.get("stage", 1), candidate.options.get("microbatches")
+    iterations, busy = 1, 1
+    if stages > 1:
+        if not isinstance(microbatches, int):
+            return Guess(candidate, held, math.inf, MSG_MICROBATCHES)
+        # in the first and last of them, some stages have nothing to compute
+        iterations, busy = microbatches + stages - 1, microbatches
+    computed = flops * row["padding"] * _padding(weights, sizes) * iterations / busy
+    peak = chip.flops / chip.devices
+    sent = _sent(weights, sizes, flops, iterations) / (chip.ici / chip.devices)
+    seconds = computed / math.prod(sizes.values()) / peak + sent
     out = ""
     if held > limit:
         out = f"parameters, their state and gradients alone are {held / limit:.0%} of HBM"
@@ -172,29 +191,99 @@ def guess(candidate: Candidate, row: Mapping[str, JsonValue], chip: Chip, limit:
     return Guess(candidate, held, seconds / flops if flops else seconds, out)
 
 
-def _sent(row: Mapping[str, JsonValue], candidate: Candidate, flops: float) -> float:
-    """The bytes that a chip sends in a step, from the shapes of parameters and of their parts.
+def _padding(weights: Sequence[_Weight], sizes: Mapping[str, int]) -> float:
+    """How much more is computed because experts, heads or hidden units do not divide among the chips."""
+    visited = sum(weight.visited for weight in weights)
+    return sum(w.visited * w.padding(sizes) for w in weights) / visited if visited else 1.0
 
-    Along ``data`` parameters are copied, and the gradients of the copies are summed. Along ``fsdp`` they are split,
-    and gathered for each pass. Along ``tensor`` activations are summed: for each split weight, once in one of the
-    two passes, with the size of its unsplit side.
+
+def _sent(
+    weights: Sequence[_Weight], sizes: Mapping[str, int], flops: float, iterations: int = 1
+) -> float:
+    """The bytes that a chip sends in a step of ``flops``, from parameters' shapes and how they are split.
+
+    Along an axis that splits tokens, a parameter is either split, and gathered for each pass, or copied, and the
+    gradients of the copies are summed. Experts stay where they are: tokens are sent to them and back, in both
+    passes. Along ``tensor`` activations are summed: for each split weight, once in one of the two passes, with the
+    size of its unsplit side. Along ``sequence`` they are sent from all to all about as often. The stages of a
+    pipeline gather their weights in each of its ``iterations``.
     """
-    sizes = dict(candidate.mesh)
-    tensor, copies = sizes.get("tensor", 1), sizes.get("data", 1)
-    devices = math.prod(sizes.values())
-    parameters = sum(math.prod(whole) for whole, _ in row["parameters"]) or 1
-    tokens = flops / (6 * parameters) / (devices // tensor)
+    tensor, places = sizes.get("tensor", 1), sizes.get("sequence", 1)
+    visited = sum(weight.visited for weight in weights) or 1
+    tokens = flops / (6 * visited) / math.prod(sizes.values())
     sent = 0.0
-    for whole, part in row["parameters"]:
-        gathered = math.prod(whole) / tensor if _split(whole, part) else math.prod(whole)
-        pieces = max(1.0, gathered / math.prod(part))
-        sent += (_GATHERS * _HALF + 4) * gathered * (1 - 1 / pieces)
-        sent += 2 * 4 * math.prod(part) * (1 - 1 / copies)
-        if tensor > 1 and len(whole) >= 2 and _split(whole, part):
-            layers = math.prod(whole[:-2])
-            sent += layers * 2 * _HALF * tokens * min(whole[-2:]) * (1 - 1 / tensor)
+    for weight in weights:
+        pieces = _product(sizes, weight.gathered)
+        whole = math.prod(weight.part) * pieces
+        times = iterations if "stage" in weight.axes else 1
+        sent += (_GATHERS * _HALF * times + 4) * whole * _others(pieces)
+        copies = _product(sizes, set(_OF_TOKENS) - weight.axes)
+        sent += 2 * 4 * math.prod(weight.part) * _others(copies)
+        if len(weight.whole) < 2:
+            continue
+        activations = weight.layers * _HALF * tokens * min(weight.whole[-2:])
+        if weight.of_experts:
+            activations *= _VISITS
+            sent += _EXCHANGES * activations * _others(sizes["expert"])
+        else:
+            sent += activations * _others(places)
+        if "tensor" in weight.axes:
+            sent += 2 * tensor * activations * _others(tensor)
     return sent
 
 
-def _split(whole: Sequence[int], part: Sequence[int]) -> bool:
-    return list(whole) != list(part)
+def _product(sizes: Mapping[str, int], axes: Iterable[str]) -> int:
+    return math.prod(sizes.get(axis, 1) for axis in axes)
+
+
+def _others(count: int) -> float:
+    """The share of a value that is on other chips, of ``count`` that have a part each."""
+    return 1 - 1 / count
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """A parameter: its ``whole`` shape, that of one chip's ``part``, and the axes that split each dimension.
+
+    Those of experts are split along ``expert`` in a dimension in front of the last two; other parameters may be
+    split over it, too, and are gathered.
+    """
+
+    whole: Sequence[int]
+    part: Sequence[int]
+    dimensions: Sequence[Sequence[str]]
+
+    @property
+    def axes(self) -> set[str]:
+        """The axes that split it."""
+        return {axis for axes in self.dimensions for axis in axes}
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether tokens are sent to it."""
+        return any("expert" in axes for axes in self.dimensions[:-2])
+
+    @property
+    def gathered(self) -> set[str]:
+        """The axes along which its parts are gathered."""
+        return self.axes & set(_GATHERED) - ({"expert"} if self.of_experts else set())
+
+    @property
+    def layers(self) -> int:
+        """How many layers it is stacked from."""
+        return math.prod(self.whole[: -3 if self.of_experts else -2])
+
+    @property
+    def visited(self) -> float:
+        """How many of its elements a token is multiplied with."""
+        share = _VISITS / self.whole[-3] if self.of_experts else 1.0
+        return math.prod(self.whole) * min(share, 1.0)
+
+    def padding(self, sizes: Mapping[str, int]) -> float:
+        """How much larger all parts of it are than the whole, along the axes that split its products."""
+        computed = {"tensor", "expert"} - self.gathered
+        return math.prod(
+            part * _product(sizes, axes) / whole
+            for part, whole, axes in zip(self.part, self.whole, self.dimensions, strict=True)
+            if not computed.isdisjoint(axes)
+        )

@@ -76,8 +76,9 @@ def shapes(
 ) -> JsonObject:
     """How the parameters are split over each mesh, and their bytes, without recording a step.
 
-    The ``parameters`` of a row are pairs of the whole shape and the shape of one chip's part. The row of a mesh
-    that the step function refuses has an ``error``.
+    The ``parameters`` of a row are triples: the whole shape, the shape of one chip's part, and for each dimension
+    the axes over which it is split. ``padding`` is how much larger all parts of a batch are than the batch (1.0:
+    it divides). The row of a mesh that the step function refuses has an ``error``.
     """
     xr.use_spmd()
     rows = []
@@ -91,9 +92,43 @@ def shapes(
 
 
 def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
-    model, optimizer, _, flops = _built(step, candidate)
-    pairs = [(list(p.shape), list(_part(p))) for p in model.parameters()]
-    return {"parts": _bytes_by_kind(model, optimizer), "parameters": pairs, "model_flops": flops}
+    model, optimizer, run, flops = _built(step, candidate)
+    rows = [(list(p.shape), list(_part(p)), _axes_of(p)) for p in model.parameters()]
+    padding = max((_padding(t, dict(candidate.mesh)) for t in _data(model, optimizer)), default=1.0)
+    del run  # it keeps the data
+    return {
+        "parts": _bytes_by_kind(model, optimizer),
+        "parameters": rows,
+        "model_flops": flops,
+        "padding": padding,
+    }
+
+
+def _data(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """The split tensors that are neither the model's nor the optimizer's."""
+    own = (*model.parameters(), *model.buffers(), *_states(optimizer))
+    known = {id(storage_of(t)) for t in own if isinstance(t, XLATensor)}
+    alive = [t for t in gc.get_objects() if issubclass(type(t), XLATensor) and t.numel()]
+    return [t for t in alive if id(storage_of(t)) not in known and any(_axes_of(t))]
+
+
+def _padding(tensor: torch.Tensor, sizes: Mapping[str, int]) -> float:
+    """How much larger all different parts of a tensor are than the tensor."""
+    pieces = math.prod(sizes[axis] for axes in _axes_of(tensor) for axis in axes)
+    return math.prod(_part(tensor)) * pieces / tensor.numel()
+
+
+def _axes_of(parameter: torch.Tensor) -> list[list[str]]:
+    """The names of the axes over which each dimension is split."""
+    marked = xs.wrap_if_sharded(parameter)
+    if not isinstance(marked, xs.XLAShardedTensor):
+        return [[] for _ in parameter.shape]
+    names = marked.mesh.axis_names
+    several = [entry if isinstance(entry, tuple) else (entry,) for entry in marked.partition_spec]
+    return [
+        [names[axis] if isinstance(axis, int) else axis for axis in axes if axis is not None]
+        for axes in several
+    ]
 
 
 def _built(
@@ -143,17 +178,21 @@ def _counted(run: Callable[[], object], count: StepFlops) -> object:
 def _bytes_by_kind(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, int]:
-    states = optimizer.state.values() if optimizer is not None else ()
-    values = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
     trained = [p for p in model.parameters() if p.requires_grad]
     return {
         "parameters": _bytes_on_a_chip(model.parameters()),
         "buffers": _bytes_on_a_chip(model.buffers()),
-        "optimizer state": _bytes_on_a_chip(values),
+        "optimizer state": _bytes_on_a_chip(_states(optimizer)),
         # a gradient is split like its parameter
         "gradients": _bytes_on_a_chip(trained) if optimizer is not None else 0,
         "count": sum(p.numel() for p in model.parameters()),
     }
+
+
+def _states(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    states = optimizer.state.values() if optimizer is not None else ()
+    return [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
 
 
 def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
