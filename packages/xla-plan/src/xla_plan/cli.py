@@ -77,7 +77,10 @@ def parser() -> argparse.ArgumentParser:
         help="the axes that the step function supports (%(default)s)",
     )
     find.add_argument(
-        "--compile", type=int, default=3, help="compile until so many meshes fit (%(default)s)"
+        "--compile",
+        type=int,
+        default=3,
+        help="compile so many meshes that differ in more than the batch, and as many like the best (%(default)s)",
     )
     find.add_argument("--cache", type=Path, help="keep the programs in this folder")
     find.set_defaults(command=search_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,9 +80,27 @@ def test_meshes_are_compiled_until_enough_fit():
 
     guesses = [Guess(Candidate("v6e:16x16", mesh, {}), held, 1.0) for mesh, held, _ in meshes]
     made = compile_best(guesses, 2, compile_one)
-    assert [plan.fits for plan in made] == [False, True, True]
-    # the second one splits activations as the first one does, and holds more
-    assert tried == [meshes[0][0], meshes[2][0], meshes[3][0]]
+    assert [plan.fits for plan in made] == [False, True, True, True]
+    # the second one splits activations as the first one does, and holds more; the last one is like the best
+    assert tried == [meshes[0][0], meshes[2][0], meshes[3][0], meshes[4][0]]
+
+
+def test_meshes_of_other_kinds_are_compiled_before_more_of_the_first():
+    """The case of eight experts: splits of products that the arithmetic likes turn out slower."""
+    kinds = [(("tensor", 2),), (), (("tensor", 4),), (("tensor", 8),)]
+    meshes = [(("fsdp", n), *kind) for kind in kinds for n in (8, 4, 2)]
+    tried = []
+
+    def compile_one(candidate):
+        tried.append(candidate.mesh)
+        seconds = {1: 2.0, 2: 3.0, 4: 4.0}[dict(candidate.mesh).get("tensor", 1)]
+        return Plan(candidate, {}, {"total": 20}, 31, SimpleNamespace(seconds=seconds), ())
+
+    made = compile_best(
+        [Guess(Candidate("v5p:2x2x1", mesh, {}), 1, 1.0) for mesh in meshes], 3, compile_one
+    )
+    assert len(made) == 5
+    assert tried == [meshes[0], meshes[3], meshes[6], meshes[4], meshes[5]]
 
 
 def test_no_more_than_three_times_as_many_are_compiled():

@@ -19,8 +19,8 @@ MSG_MICROBATCHES: Final = (
 )
 MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
 _TRIES: Final = 3
-_OF_BATCH: Final = ("data", "fsdp", "expert")
-"""The axes that split the batch: it is in as many parts on meshes whose other axes are equal."""
+_OF_BATCH: Final = ("data", "fsdp")
+"""The axes that split the batch everywhere: meshes whose other axes are equal are of one kind."""
 _OF_TOKENS: Final = ("data", "fsdp", "sequence", "expert")
 """The axes that split tokens: along them, copies of a parameter have different gradients."""
 _GATHERED: Final = ("fsdp", "sequence", "expert")
@@ -67,9 +67,10 @@ def search(
     timeout: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Compile the most promising meshes of ``axes`` over all chips of ``topology``, until ``compiled`` (3) fit.
+    """Compile the most promising meshes of ``axes`` over all chips of ``topology``.
 
-    At most three times as many are compiled. ``step`` names a step function that takes a mesh with any of the axes,
+    ``compiled`` (3) of them differ in more than the batch, and about as many are like the best of these
+    (``compile_best``). ``step`` names a step function that takes a mesh with any of the axes,
     ``options`` are its keyword arguments. ``cache``, ``timeout`` and ``tell`` are those of ``plans.plan``. Raises
     ValueError if no mesh is possible.
     """
@@ -104,27 +105,46 @@ def search(
 def compile_best(
     guesses: Sequence[Guess], wanted: int, compile_one: Callable[[Candidate], Plan]
 ) -> list[Plan]:
-    """Compile ``guesses``, the first one first, until ``wanted`` fit, or three times as many are compiled.
+    """Compile the most promising of ``guesses``, which are in order: different ones first, then some like the best.
 
-    What activations need is known only then: after a mesh that does not fit, those that need more are left out.
+    Meshes are alike if they split activations in the same way, apart from the batch. The best of each kind are
+    compiled until ``wanted`` kinds have one that fits, or three times as many are compiled; then of the kind that
+    has proved best the next ones, ``wanted`` in all.
     """
+    kinds: dict[Mesh, list[Guess]] = {}
+    for one in guesses:
+        if not one.out:
+            kinds.setdefault(_kind(one), []).append(one)
     compiled: list[Plan] = []
-    waiting = [g for g in guesses if not g.out]
-    while waiting and sum(p.fits for p in compiled) < wanted and len(compiled) < _TRIES * wanted:
-        tried = waiting.pop(0)
-        plan = compile_one(tried.candidate)
-        compiled.append(plan)
-        if plan.memory["total"] > plan.limit:
-            waiting = [g for g in waiting if not _needs_more(g, tried)]
+    fitting: dict[Mesh, Plan] = {}
+    for kind, waiting in kinds.items():
+        while waiting and kind not in fitting and len(compiled) < _TRIES * wanted:
+            plan = _compile_first(waiting, compile_one)
+            compiled.append(plan)
+            if plan.fits:
+                fitting[kind] = plan
+        if len(fitting) == wanted:
+            break
+    if fitting:
+        waiting = kinds[min(fitting, key=lambda kind: rank(fitting[kind]))]
+        for _ in range(wanted - 1):
+            if waiting:
+                compiled.append(_compile_first(waiting, compile_one))
     return compiled
 
 
-def _needs_more(guess: Guess, other: Guess) -> bool:
-    """Whether a mesh splits activations as ``other`` does, and holds as many bytes of parameters, or more."""
-    along, others = (
-        {axis: n for axis, n in g.candidate.mesh if axis not in _OF_BATCH} for g in (guess, other)
-    )
-    return along == others and guess.held >= other.held
+def _compile_first(waiting: list[Guess], compile_one: Callable[[Candidate], Plan]) -> Plan:
+    """Compile the first of the guesses of one kind, and remove it; if it is too large, all that hold as much."""
+    tried = waiting.pop(0)
+    plan = compile_one(tried.candidate)
+    if plan.memory["total"] > plan.limit:
+        waiting[:] = [g for g in waiting if g.held < tried.held]
+    return plan
+
+
+def _kind(guess: Guess) -> Mesh:
+    """How a mesh splits activations, apart from the batch."""
+    return tuple((axis, size) for axis, size in guess.candidate.mesh if axis not in _OF_BATCH)
 
 
 def _promise(guess: Guess) -> tuple[bool, float, int]:
