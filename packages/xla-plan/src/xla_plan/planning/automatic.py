@@ -21,7 +21,7 @@ from xla_plan.compiled.figures import figures_of
 from xla_plan.planning.chips import NOMINAL, Chip, chip_of_kind
 from xla_plan.planning.estimate import advice, estimate
 from xla_plan.planning.search import Guess, guess, layouts
-from xla_plan.planning.splits import AXES, Split, batch_of, part_of, splits
+from xla_plan.planning.splits import AXES, Split, axes_of, batch_of, part_of, splits
 from xla_plan.steps.candidate import Candidate
 
 COMPILED: Final = 4
@@ -84,21 +84,23 @@ def _guessed(step: StepToSplit, split: Split, chip: Chip, limit: int) -> Guess:
     """The guess for a split by arithmetic, as in ``search``."""
     sizes = dict(split.axes)
     parts: collections.Counter[str] = collections.Counter()
-    pairs = []
+    parameters = []
     for one, spec in zip(step.inputs, split.specs, strict=True):
         part = part_of(one.shape, spec, sizes)
         if one.role in (PARAMETER, STATE):
             parts[one.role] += math.prod(part) * one.itemsize
         if one.role == PARAMETER:
-            pairs.append((list(one.shape), part))
+            axes = [axes_of(entry) for entry in spec or [None] * len(one.shape)]
+            parameters.append((list(one.shape), part, axes))
     row: JsonObject = {
         "parts": {
             "parameters": parts[PARAMETER],
             "optimizer state": parts[STATE],
             "gradients": parts[PARAMETER] if parts[STATE] else 0,
         },
-        "parameters": pairs,
+        "parameters": parameters,
         "model_flops": step.flops,
+        "padding": 1.0,  # only batches that divide are split
     }
     return guess(Candidate(step.kind, split.axes), row, chip, limit)
 

@@ -74,10 +74,11 @@ def splits(inputs: Sequence[StepInput], meshes: Sequence[Axes]) -> Iterator[Spli
 def _used_axes(inputs: Sequence[StepInput], specs: Sequence[PartitionSpec | None]) -> set[str]:
     """The axes over which parameters are split."""
     own = (spec for one, spec in zip(inputs, specs, strict=True) if one.role == PARAMETER)
-    return {axis for spec in own for entry in spec or () for axis in _axes_of(entry)}
+    return {axis for spec in own for entry in spec or () for axis in axes_of(entry)}
 
 
-def _axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes of one entry of a partition spec."""
     return entry if isinstance(entry, tuple) else (entry,) if entry else ()
 
 
@@ -117,6 +118,6 @@ def part_of(
     if spec is None:
         return list(shape)
     return [
-        math.ceil(size / math.prod(sizes[axis] for axis in _axes_of(entry)))
+        math.ceil(size / math.prod(sizes[axis] for axis in axes_of(entry)))
         for size, entry in zip(shape, spec, strict=True)
     ]
