@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "--compile",
         type=int,
         default=3,
-        help="compile so many meshes that differ in more than the batch, and as many like the best (%(default)s)",
+        help="compile so many kinds of meshes, which differ in more than the batch, two of each (%(default)s)",
     )
     find.add_argument("--cache", type=Path, help="keep the programs in this folder")
     find.set_defaults(command=search_command)

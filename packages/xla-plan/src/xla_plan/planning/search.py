@@ -69,7 +69,7 @@ def search(
 ) -> Found:
     """Compile the most promising meshes of ``axes`` over all chips of ``topology``.
 
-    ``compiled`` (3) of them differ in more than the batch, and about as many are like the best of these
+    ``compiled`` (3) kinds of them, which differ in more than the batch, and up to three of a kind
     (``compile_best``). ``step`` names a step function that takes a mesh with any of the axes,
     ``options`` are its keyword arguments. ``cache``, ``timeout`` and ``tell`` are those of ``plans.plan``. Raises
     ValueError if no mesh is possible.
@@ -105,31 +105,38 @@ def search(
 def compile_best(
     guesses: Sequence[Guess], wanted: int, compile_one: Callable[[Candidate], Plan]
 ) -> list[Plan]:
-    """Compile the most promising of ``guesses``, which are in order: different ones first, then some like the best.
+    """Compile the most promising of ``guesses``, which are in order, and different ones rather than similar ones.
 
-    Meshes are alike if they split activations in the same way, apart from the batch. The best of each kind are
-    compiled until ``wanted`` kinds have one that fits, or three times as many are compiled; then of the kind that
-    has proved best the next ones, ``wanted`` in all.
+    Meshes are of one kind if they split activations in the same way, apart from the batch. The best of each kind
+    are compiled until ``wanted`` kinds have one that fits, or three times as many are compiled. Then the next one
+    of each of these kinds: the arithmetic cannot tell what more copies along ``data`` save. Then one more of the
+    kind with the best plan.
     """
     kinds: dict[Mesh, list[Guess]] = {}
     for one in guesses:
         if not one.out:
             kinds.setdefault(_kind(one), []).append(one)
     compiled: list[Plan] = []
-    fitting: dict[Mesh, Plan] = {}
+    fitting: dict[Mesh, list[Plan]] = {}
+
+    def compile_next(kind: Mesh) -> None:
+        plan = _compile_first(kinds[kind], compile_one)
+        compiled.append(plan)
+        if plan.fits:
+            fitting.setdefault(kind, []).append(plan)
+
     for kind, waiting in kinds.items():
         while waiting and kind not in fitting and len(compiled) < _TRIES * wanted:
-            plan = _compile_first(waiting, compile_one)
-            compiled.append(plan)
-            if plan.fits:
-                fitting[kind] = plan
+            compile_next(kind)
         if len(fitting) == wanted:
             break
+    for kind in list(fitting):
+        if kinds[kind]:
+            compile_next(kind)
     if fitting:
-        waiting = kinds[min(fitting, key=lambda kind: rank(fitting[kind]))]
-        for _ in range(wanted - 1):
-            if waiting:
-                compiled.append(_compile_first(waiting, compile_one))
+        best = min(fitting, key=lambda kind: min(map(rank, fitting[kind])))
+        if kinds[best]:
+            compile_next(best)
     return compiled
 
 
