@@ -79,6 +79,11 @@ def test_the_step_is_planned_with_tokens_sent_from_all_to_all(command):
     assert done.returncode == 0, done.stdout + done.stderr
     (plan,) = done.plans
     kinds = {row["kind"]: row["count"] for row in plan["figures"]["collectives"]}
-    # in each of two layers tokens go to the experts and come back, and so do their gradients
-    assert kinds["all-to-all"] == 2 * 2 * 2
+    # in each of two layers tokens go to the experts and come back, and so do their gradients; the embedding is
+    # split in the features, and its rows are needed by sequences
+    assert kinds["all-to-all"] == 2 * 2 * 2 + 2
+    lines = {row["kind"]: row["lines"] for row in plan["figures"]["collectives"]}["all-to-all"]
+    source = (PODS / "llama.py").read_text().splitlines()
+    looked_up = next(n for n, line in enumerate(source, 1) if "F.embedding(" in line)
+    assert f"llama.py:{looked_up}" in lines
     assert plan["fits"] and plan["estimate"]["mfu"] > 0
