@@ -232,12 +232,16 @@ def test_a_process_that_starts_slowly_is_waited_for():
         assert process.returncode == 0
 
 
-def _coordinators():
-    """The processes that are coordinators of a job, by the number of their parent."""
+def _coordinators(parent):
+    """The processes that are coordinators of the job whose process 0 has the number ``parent``.
+
+    Other jobs on this machine, as those of tests that run beside this one, have theirs.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"xla_core.jax_bridge.coordinator_process" in path.read_bytes():
+            command = path.read_bytes().rstrip(b"\0").split(b"\0")
+            if b"xla_core.jax_bridge.coordinator_process" in command and int(command[-1]) == parent:
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -250,7 +254,7 @@ def test_the_coordinator_outlives_process_0_and_nobody_else(start_hosts):
     )
     culprit.process.join(60)
     killed = time.monotonic()
-    served = _coordinators()
+    served = _coordinators(culprit.process.pid)
     assert served
     status, text, _ = survivor.join()
     assert status == 70

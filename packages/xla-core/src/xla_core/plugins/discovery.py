@@ -185,6 +185,8 @@ def job_of(device_type: str, options: Mapping[str, str]) -> Job | None:
     """
     if job_setup.describes_a_job(options):
         return job_setup.job_from_environment(options)
+    if getattr(_device_point(device_type), "group", "") == TORCH_XLA_GROUP:
+        return None  # plugins of torch_xla's kind are asked nothing, and made once: when their client starts
     ask = getattr(load_factory(device_type), "job", None)
     job: Job | None = None if ask is None else ask(options)
     return job
