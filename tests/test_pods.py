@@ -51,10 +51,11 @@ def start(*arguments, **variables):
     )
 
 
-def end(process, status=0):
-    """The losses that it printed by step, and its counts of programs."""
+def end(process, status=0, begins=""):
+    """The losses that it printed by step, and its counts of programs; what it printed matches ``begins``."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == status, err[-3000:]
+    assert re.match(begins, out), out
     counts = json.loads(out.splitlines()[-1])
     return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
 
@@ -75,10 +76,7 @@ def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(
     saved = ("--checkpoints", str(tmp_path / "run"))
     losses, _ = end(start(*arguments, *saved, **cache, END_AFTER="step 10:"), status=143)
     assert losses == {10: trained[10]}
-    again = start(*arguments, *saved, **cache)
-    first = again.stdout.readline()
-    assert re.fullmatch(r"begins at step 1[1-9]\n", first), first
-    losses, _ = end(again)
+    losses, _ = end(start(*arguments, *saved, **cache), begins=r"begins at step 1[1-9]\n")
     assert losses == {20: trained[20]}  # bit-equal, as far as is printed
 
 
