@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,12 +50,15 @@ class Pipeline(nn.Module):
 
     def __init__(self, shape: PipelinedShape, how: Sharding) -> None:
         super().__init__()
+        if how.attention != "plain" or how.remat not in (True, False):
+            raise ValueError(
+                f"attention={how.attention!r}, remat={how.remat!r}: a pipeline takes plain attention, as the "
+                "kernel has no rule for torch.vmap, and saves the inputs of stages (remat=True) or all (False)"
+            )
         self.how, self.microbatches = how, shape.microbatches
         self.stages = how.mesh.shape().get("stage", 1)
         if shape.layers % self.stages:
-            raise ValueError(
-                f"{shape.layers} layers are not the same number in each of {self.stages} stages"
-            )
+            raise ValueError(f"{shape.layers} layers do not divide into {self.stages} stages")
         self.count = shape.layers // self.stages
         one = Layer(shape, InsideStages(how.mesh, "plain", remat=True, scan=True))
         self.names = [name for name, _ in one.named_parameters()]
@@ -81,7 +85,9 @@ class Pipeline(nn.Module):
                 [entering[None], state[:-1]]
             )  # each stage gets what the one before had
             state = self.how.held(state, "stage", BATCH, None, None)
-            state = checkpoint(torch.vmap(stage), state, *self.weights)
+            stages = torch.vmap(stage)
+            call = partial(checkpoint, stages) if self.how.remat else stages
+            state = call(state, *self.weights)
             state = self.how.held(state, "stage", BATCH, None, None)
             return state, state[-1]
 

@@ -53,6 +53,13 @@ def test_losses_are_those_of_a_split_batch(script):
                 loss = step(batch[:, :-1], batch[:, 1:])
                 torch_xla.sync()
                 losses[name].append(loss.item())
+        # what a pipeline cannot do is refused, not left out
+        for options in ({{"attention": "flash"}}, {{"remat": "narrow", "loop": True}}, {{"layers": 3}}):
+            try:
+                importlib.import_module("pipeline").training_step(mesh, **options)
+                raise SystemExit(f"{{options}} were taken")
+            except ValueError:
+                pass
         print(json.dumps(losses))
         """
     )

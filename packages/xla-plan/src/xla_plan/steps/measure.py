@@ -114,7 +114,7 @@ def _data(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> li
 
 def _padding(tensor: torch.Tensor, sizes: Mapping[str, int]) -> float:
     """How much larger all different parts of a tensor are than the tensor."""
-    pieces = math.prod(sizes[axis] for axes in _axes_of(tensor) for axis in axes)
+    pieces = math.prod(sizes.get(axis, 1) for axes in _axes_of(tensor) for axis in axes)
     return math.prod(_part(tensor)) * pieces / tensor.numel()
 
 
