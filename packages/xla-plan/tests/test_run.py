@@ -222,3 +222,14 @@ def test_lines_inside_a_loop_are_named(llama):
     source = (PODS / "llama.py").read_text().splitlines()
     code = {source[int(line.partition(":")[2]) - 1].strip() for line in lines}
     assert "return F.linear(x, self.weight.to(x.dtype))" in code
+
+
+def test_two_slices_send_over_the_slow_network(command):
+    done = command(
+        "run", f"{STEPS}:mlp", "--topology", "v5e:2x2*2", "--mesh", "fsdp=8", "--set", f"width={WIDTH}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (plan,) = done.plans
+    # at least each chip's part of the gradients goes to the other slice
+    assert plan["figures"]["sent"]["dcn"] >= 4 * WEIGHTS / 8
+    assert plan["estimate"]["dcn"] > 0

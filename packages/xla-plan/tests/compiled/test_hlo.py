@@ -235,3 +235,30 @@ ENTRY %main (a: f32[{left}], b: f32[{right}]) -> f32[{result}] {{
 def test_what_is_no_module():
     with pytest.raises(ValueError, match="not a compiled HLO module"):
         hlo_module.parse("HloModule m\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices", "given", "size", "sent"),
+    [
+        ("ALL_REDUCE", "1,2", "f32[32,8,128]", 131072, 131072),
+        ("ALL_GATHER", "1,2", "bf16[32,512]", 65536, 32768),
+        ("REDUCE_SCATTER", "1:4", "f32[8,128]", 1024, 3072),
+        ("ALL_TO_ALL", "1,3:4", "f32[6,128]", 3072, 2048),
+        ("ONE_TO_ONE", "1,2", "f32[6,128]", 3072, 3072),
+    ],
+)
+def test_what_goes_to_other_slices_is_sent_to_the_host(kind, slices, given, size, sent):
+    """In the form of libtpu 0.0.42."""
+    text = f"""HloModule step_1
+
+ENTRY %main (a: {given}) -> {given} {{
+  %a = {given}{{1,0}} parameter(0)
+  %token = token[] after-all()
+  %send = ({given}{{1,0:T(8,128)}}, u32[], token[]) send(%a, %token), channel_id=2, is_host_transfer=true, frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-reduce.3_0",_xla_megascale_target="{{{slices}}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"}}
+  %done = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  ROOT %copy = {given}{{1,0}} copy(%a)
+}}
+"""
+    (one,) = collectives(hlo_module.parse(text), chips_per_slice=4)
+    assert one.crosses and (one.bytes, one.sent) == (size, sent)
+    assert one.kind == kind.lower().replace("_", "-").replace("one-to-one", "collective-permute")

@@ -19,6 +19,11 @@ _NAMED: Final = re.compile(
     r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}"
 )
 
+# libtpu 0.0.42: between slices it hands each chip's part to its multi-slice runtime, by a send to the host
+_BETWEEN_SLICES: Final = re.compile(
+    r'_xla_megascale_target="\{(?P<slices>[\d,:]+)\}.*?_xla_megascale_transfer_type="(?P<kind>\w+)"'
+)
+
 # Start operations whose result is a tuple of the operands, then the results; all-reduce-start returns results only.
 _RETURN_OPERANDS: Final = frozenset(("all-gather-start", "collective-permute-start"))
 
@@ -62,6 +67,11 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
     launched: list[Collective] = []
     seen: set[tuple[str, str]] = set()
     for visit in walk(module):
+        between = _between_slices(visit.instruction)
+        if between is not None:
+            kind, size, count = between
+            line = module.source(visit.instruction)
+            launched.append(Collective(kind, size, count, visit.times, line, True, crosses=True))
         for one, beside in module.collectives_in(visit.instruction):
             kind = one.opcode.removesuffix("-start")
             channel = one.attribute("channel_id")
@@ -77,6 +87,21 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
                 Collective(kind, _result_bytes(one), size, visit.times, line, overlapped, crosses)
             )
     return launched
+
+
+def _between_slices(one: Instruction) -> tuple[str, int, int] | None:
+    """The kind, the bytes of the result and the number of slices, if ``one`` sends to other slices."""
+    match = _BETWEEN_SLICES.search(one.rest) if one.opcode == "send" else None
+    if match is None:
+        return None
+    count = 0
+    for part in match["slices"].split(","):
+        first, _, last = part.partition(":")
+        count += int(last or first) - int(first) + 1
+    kind = match["kind"].lower().replace("_", "-").replace("one-to-one", "collective-permute")
+    given = one.arrays[0].bytes
+    result = {"all-gather": given * count, "reduce-scatter": given // count}
+    return kind, result.get(kind, given), count
 
 
 def _result_bytes(one: Instruction) -> int:
