@@ -122,6 +122,34 @@ def test_two_threads_that_end_a_process_name_one_report(folder, monkeypatch):
     assert "ValueError: of its own" in page.read_text()
 
 
+def test_the_others_hear_between_the_look_and_the_writing(folder, monkeypatch):
+    """Not earlier: the first to end breaks off what this process waits in. Not later: a disk may not answer."""
+    done = []
+
+    def noting(module, name):
+        function = getattr(module, name)
+
+        def notes(*arguments):
+            done.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, notes)
+
+    noting(flight_snapshot, "take")
+    noting(flight_files, "write")
+    recorder = flight_recorder.Recorder(None, 0, 1, lambda: None)
+    monkeypatch.setattr(flight_recorder._State, "recorder", recorder)
+    line = flight_recorder.failed("a step that takes too long", tells=lambda: done.append("tells"))
+    assert done == ["take", "tells", "write"]
+    assert (
+        line
+        == f"\n{flight_recorder.MSG_REPORT.format(path=folder / recorder.name() / 'end' / 'job.txt')}"
+    )
+    monkeypatch.setattr(flight_recorder._State, "recorder", None)
+    assert flight_recorder.failed("without a recorder", tells=lambda: done.append("tells")) == ""
+    assert done[3:] == ["tells"]
+
+
 @pytest.mark.parametrize("moment", [1, 2, 3, 4])
 def test_a_launcher_names_the_report_whenever_it_is_written(folder, monkeypatch, moment):
     """Right after any of the launcher's looks at a file, which may have been one look too early."""

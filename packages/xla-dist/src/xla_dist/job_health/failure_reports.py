@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import multiprocessing
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection as pipes
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from xla_core.extension_api import jobs
 from xla_core.support import flags
@@ -76,6 +77,13 @@ class Waiting:
     since: float = dataclasses.field(default_factory=time.monotonic)
 
 
+class _Cause(NamedTuple):
+    """Why this process ends; whether it is the one that found it, and so tells the others."""
+
+    text: str
+    by_this: bool = False
+
+
 class _State:
     watchdog: Watchdog | None = None
     waiting: Waiting | None = None
@@ -110,9 +118,9 @@ class Watchdog(threading.Thread):
         """Check repeatedly until ``stop()``."""
         self.heartbeats.start()
         while not self._stopped.wait(TICK_SECONDS):
-            text = self._look()
-            if text is not None and not self._stopped.is_set():
-                self._end(text, "consequence")
+            cause = self._look()
+            if cause is not None and not self._stopped.is_set():
+                self._end(cause.text, "consequence", cause.by_this)
 
     def stop(self) -> None:
         """Stop checking, because the job is over."""
@@ -145,30 +153,32 @@ class Watchdog(threading.Thread):
                 time.sleep(_BROKEN_PAUSE)
         return None
 
-    def _end(self, text: str, kind: str) -> None:
-        """End this process now, whatever its main thread is doing; writes ``text`` to stderr."""
+    def _end(self, text: str, kind: str, tell: bool = False) -> None:
+        """End this process now, whatever its main thread is doing; writes ``text`` to stderr.
+
+        ``tell`` (default: False) publishes it as a failure that ends the others as well.
+        """
         self._stopped.set()
         if kind == "consequence":
             follow()
-        report = text + flight_recorder.failed(text)
+        tells = functools.partial(publish, text) if tell else None
+        report = text + flight_recorder.failed(text, tells=tells)
         _end(report, lambda: self.on_end(report, kind))
 
-    def _look(self) -> str | None:
+    def _look(self) -> _Cause | None:
         try:
             self._answer()
-            return (
-                self._failure()
-                or self._interrupted(INTERRUPTED_SECONDS)
-                or self._silent()
-                or self._difference()
-                or self._long_step()
-            )
+            text = self._failure() or self._interrupted(INTERRUPTED_SECONDS) or self._silent()
+            if text is not None:
+                return _Cause(text)
+            text = self._difference() or self.recorder.look()
+            return _Cause(text, by_this=True) if text is not None else None
         except Difference as difference:
-            publish(str(difference))
-            self._end(str(difference), "difference")
+            self._end(str(difference), "difference", tell=True)
             return None
         except RuntimeError as error:
-            return self._unreachable(error)
+            text = self._unreachable(error)
+            return _Cause(text) if text is not None else None
         except Exception:  # a job without a watchdog could hang, so go on checking
             logger.exception(
                 "xla-dist: the watchdog of ordinal %d failed", self.order_check.log.ordinal
@@ -228,17 +238,7 @@ class Watchdog(threading.Thread):
     def _difference(self) -> str | None:
         done, waiting_for_this = finished(), wait_for(self.order_check.log.ordinal)
         self.order_check.compare()
-        text = self.stalls.look(done, waiting_for_this)
-        if text is not None:
-            publish(text)
-        return text
-
-    def _long_step(self) -> str | None:
-        """The message with which the job ends because a step takes too long; also writes reports of such steps."""
-        text = self.recorder.look()
-        if text is not None:
-            publish(text)
-        return text
+        return self.stalls.look(done, waiting_for_this)
 
     def _answer(self) -> None:
         """Publish where this process is, if others wait for it; end it if it can never arrive."""
@@ -258,8 +258,7 @@ class Watchdog(threading.Thread):
             text = MSG_LOCKED.format(
                 me=me, other=other, what=what, seconds=condition.locked, stack=condition.stack
             )
-            publish(text)
-            self._end(text, "own")
+            self._end(text, "own", tell=True)
 
     def _unreachable(self, error: Exception) -> str | None:
         """The message about a coordinator that does not answer; None the first time, which may be chance."""
@@ -331,10 +330,14 @@ def watchdog() -> Watchdog | None:
 
 
 def publish(text: str) -> None:
-    """Publish that and why this process has failed; the others end within a second."""
+    """Publish that and why this process has failed; the others end within a second.
+
+    They find it out themselves if the coordinator is gone.
+    """
     connection = jobs.connection()
     if connection is not None:
-        jobs.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+        with contextlib.suppress(RuntimeError):
+            jobs.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
 
 
 def publish_interrupt() -> None:

@@ -239,11 +239,7 @@ class Recorder:
         return None
 
     def _write(self, occasion: str, facts: Facts) -> Path | None:
-        facts.waiting = facts.waiting or self._waiting()
-        if self.count > 1 and self.order_check is not None:
-            with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ
-                self.order_check.compare()  # what others have launched meanwhile
-        snapshot = flight_snapshot.take(self.order_check, self.ordinal, self.count, facts)
+        snapshot = facts.snapshot or self.snapshot(facts)
         others: dict[int, dict[str, object]] = {}
         if self.count > 1:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone
@@ -256,6 +252,14 @@ class Recorder:
         except OSError as error:
             logger.warning(MSG_UNWRITABLE, error)
             return None
+
+    def snapshot(self, facts: Facts) -> JsonObject:
+        """This process's part of a report."""
+        facts.waiting = facts.waiting or self._waiting()
+        if self.count > 1 and self.order_check is not None:
+            with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ
+                self.order_check.compare()  # what others have launched meanwhile
+        return flight_snapshot.take(self.order_check, self.ordinal, self.count, facts)
 
     def name(self) -> str:
         """The job's name, which process 0 has given it."""
@@ -368,17 +372,28 @@ def slow(text: str, seconds: float) -> None:
         logger.warning("%s", text)
 
 
-def failed(text: str, error: BaseException | None = None, own: bool = True) -> str:
+def failed(
+    text: str,
+    error: BaseException | None = None,
+    own: bool = True,
+    tells: Callable[[], None] | None = None,
+) -> str:
     """Write the report of this process's end; the line that names its path, to go with ``text``, or nothing.
 
-    ``error`` is what ends it, unless the watchdog does; ``own`` is false for a collective that broke.
+    ``error`` is what ends it, unless the watchdog does; ``own`` is false for a collective that broke. ``tells``
+    (default: nothing) tells the other processes. It is called after the look at this process, whose wait breaks off
+    when the one it waits for ends, and before the report is written: a disk may not answer.
     """
     recorder = _State.recorder
-    if recorder is None:
-        return ""
     facts = Facts(text)
     if error is not None:
         facts.raised(error, own)
+    if tells is not None:
+        if recorder is not None:
+            facts.snapshot = recorder.snapshot(facts)
+        tells()
+    if recorder is None:
+        return ""
     path = recorder.dump(END, facts)
     return _line(path) if path is not None else ""
 

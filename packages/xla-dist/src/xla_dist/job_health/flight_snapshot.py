@@ -37,7 +37,10 @@ class WaitingCall(Protocol):
 
 
 class Facts:
-    """What the caller knows of this process: ``waiting`` is a ``failure_reports.Waiting`` or None."""
+    """What the caller knows of this process: ``waiting`` is a ``failure_reports.Waiting`` or None.
+
+    ``snapshot`` is what ``take`` returned, if that was before the report is written.
+    """
 
     def __init__(
         self, reason: str = "", waiting: WaitingCall | None = None, finished: bool = False
@@ -49,6 +52,7 @@ class Facts:
         self.broke: str | None = None
         self.place: str | None = None
         self.stack = ""
+        self.snapshot: JsonObject | None = None
 
     def raised(self, error: BaseException, own: bool) -> None:
         """This process ends by an error: its ``own``, or that of a collective that another one broke."""
