@@ -69,6 +69,7 @@ def test_every_entry_counts(cache, other):
     assert cache.get(CacheKey(other)) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=9)), unique_by=lambda e: e[0]))
 def test_encoding_is_unambiguous(entries):
     first = CacheKey(tuple(entries))
@@ -127,7 +128,9 @@ def test_every_flipped_byte_is_noticed(tmp_path):
         assert cache.get(small) is None, position
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None
+)
 @given(content=st.binary(max_size=300), magic=st.booleans())
 def test_foreign_content_is_a_miss(cache, content, magic):
     start = disk_cache._MAGIC if magic else b""

@@ -7,7 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xla_core.testing.jax_state import hlo_sharding
@@ -47,6 +47,7 @@ def jaxs_sharding(shape, spec):
     return named._to_xla_hlo_sharding(len(spec))
 
 
+@settings(deadline=None)
 @given(specs())
 def test_a_spec_means_what_it_means_in_jax(drawn):
     shape, spec = drawn
@@ -54,6 +55,7 @@ def test_a_spec_means_what_it_means_in_jax(drawn):
     assert hlo_sharding(mine.text) == jaxs_sharding(shape, spec)
 
 
+@settings(deadline=None)
 @given(specs())
 def test_texts_are_read_back_in_both_forms(drawn):
     shape, spec = drawn
@@ -64,6 +66,7 @@ def test_texts_are_read_back_in_both_forms(drawn):
     assert canonical(generated) == canonical(sharding.text)
 
 
+@settings(deadline=None)
 @given(specs())
 def test_indices_are_those_of_jax(drawn):
     shape, spec = drawn
@@ -81,6 +84,7 @@ def test_indices_are_those_of_jax(drawn):
         assert sorted(seen) == sorted(whole.ravel().tolist() * copies)
 
 
+@settings(deadline=None)
 @given(st.lists(specs(((2, 2, 2),)), min_size=1, max_size=4))
 def test_shardys_form_means_the_same(drawn):
     mesh = Mesh(np.arange(8), (2, 2, 2))
