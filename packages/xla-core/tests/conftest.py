@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -14,6 +15,8 @@ import torch
 from xla_core.api import program_report
 from xla_core.dispatch import cpu_fallback
 from xla_core.execution import runtime
+from xla_core.operators import lowering_registry
+from xla_core.recording import xla_tensor
 from xla_core.support import counters
 
 # What would change the meaning of a test if it came from the developer's own environment.
@@ -44,6 +47,21 @@ def new_step():
 def warn_again(monkeypatch):
     """An operator's fallback is warned about once in a process: here, once in a test."""
     monkeypatch.setattr(cpu_fallback, "_warned", set())
+
+
+@pytest.fixture
+def replace_rule(monkeypatch):
+    """A function that lets the lowering rule of an operator be ``change(its function)`` in this test."""
+
+    def replace(overload, change):
+        rule = lowering_registry.find_rule(overload)
+        changed = dataclasses.replace(rule, function=change(rule.function))
+        monkeypatch.setitem(lowering_registry._rules, overload, changed)
+        # handlers have the rule that there was when they were made
+        monkeypatch.setattr(xla_tensor, "handlers", {})
+        monkeypatch.setattr(xla_tensor, "_plain", {})
+
+    return replace
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import pytest
 import torch
@@ -13,8 +11,6 @@ import torch_xla
 from xla_core.execution import runtime
 from xla_core.jax_bridge import jax_private
 from xla_core.launching import program_launch
-from xla_core.operators import lowering_registry
-from xla_core.recording import xla_tensor
 
 HUGE = 1 << 22
 """A square of float32 of 64 TB: more than any machine's address space grants."""
@@ -89,17 +85,8 @@ def test_a_launch_that_fails_costs_only_its_step(weight, monkeypatch):
     usable(weight, [1, 1, 1])
 
 
-def _replace_rule(monkeypatch, overload, change):
-    """Let the rule of ``overload`` be ``change(its function)`` in this test."""
-    rule = lowering_registry.find_rule(overload)
-    changed = dataclasses.replace(rule, function=change(rule.function))
-    monkeypatch.setitem(lowering_registry._rules, overload, changed)
-    monkeypatch.setattr(xla_tensor, "handlers", {})  # those made before have the rule that works
-    monkeypatch.setattr(xla_tensor, "_plain", {})
-
-
 @pytest.fixture
-def picky_digamma(monkeypatch):
+def picky_digamma(replace_rule):
     """An operator whose lowering rule fails for two elements only."""
 
     def change(function):
@@ -110,7 +97,7 @@ def picky_digamma(monkeypatch):
 
         return picky
 
-    _replace_rule(monkeypatch, torch.ops.aten.digamma.default, change)
+    replace_rule(torch.ops.aten.digamma.default, change)
 
 
 def test_a_failed_lowering_names_the_line_and_spares_the_operator_elsewhere(weight, picky_digamma):
@@ -136,13 +123,13 @@ _UNHEARD_OF.def_abstract_eval(lambda x: x)
 
 
 @pytest.fixture(params=[_refused_by_xla, _UNHEARD_OF.bind], ids=["compiling", "lowering"])
-def unheard_of_digamma(monkeypatch, request):
+def unheard_of_digamma(replace_rule, request):
     """An operator whose rule gives for two elements what XLA, or jax before it, refuses without its name."""
 
     def change(function):
         return lambda x: request.param(x) if x.shape == (2,) else function(x)
 
-    _replace_rule(monkeypatch, torch.ops.aten.digamma.default, change)
+    replace_rule(torch.ops.aten.digamma.default, change)
 
 
 def test_an_operation_that_xla_refuses_namelessly_is_found(weight, unheard_of_digamma):
@@ -163,11 +150,11 @@ def test_an_operation_that_xla_refuses_namelessly_is_found(weight, unheard_of_di
     usable(weight, [1, 1, 1])
 
 
-def test_several_operations_that_xla_refuses(weight, unheard_of_digamma, monkeypatch):
+def test_several_operations_that_xla_refuses(weight, unheard_of_digamma, replace_rule):
     def change(function):
         return lambda x: jax.ffi.ffi_call("nor_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    _replace_rule(monkeypatch, torch.ops.aten.lgamma.default, change)
+    replace_rule(torch.ops.aten.lgamma.default, change)
     start = torch.full((2,), 2.0, device="xla")
     one, other, fine = start.digamma(), start.lgamma(), start.exp()
     with pytest.raises(RuntimeError, match=r"aten\.digamma"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import re
 import threading
@@ -15,8 +14,6 @@ from torch import nn
 import torch_xla
 import torch_xla.core.xla_model as xm
 from xla_core.compilation import program_table
-from xla_core.operators import lowering_registry
-from xla_core.recording import xla_tensor
 from xla_core.support import counters
 
 
@@ -136,20 +133,13 @@ def test_other_shapes_are_other_programs_and_old_ones_stay(compile_count):
 
 
 @pytest.fixture
-def broken_digamma(monkeypatch):
+def broken_digamma(replace_rule):
     """An operator whose lowering rule fails."""
 
     def broken(*_):
         raise ValueError("no such luck")
 
-    overload = torch.ops.aten.digamma.default
-    found = lowering_registry.find_rule(overload)
-    monkeypatch.setitem(
-        lowering_registry._rules,
-        overload,
-        dataclasses.replace(found, function=broken, promotion=lowering_registry.Promotion.NONE),
-    )
-    monkeypatch.setattr(xla_tensor, "handlers", {})  # those made before have the rule that works
+    replace_rule(torch.ops.aten.digamma.default, lambda _function: broken)
 
 
 def test_a_failed_lowering_costs_only_what_depends_on_it(broken_digamma):
