@@ -176,6 +176,8 @@ def works(path, seed):
             )
 
 
+# if jax has run something in this process; the forks use the folder alone
+@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 def test_eight_processes_keep_one_folder_below_its_bound(bounded, caplog):
     cache = bounded()
     context = multiprocessing.get_context("fork")

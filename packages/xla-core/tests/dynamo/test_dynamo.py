@@ -44,7 +44,7 @@ def test_training_repeats_one_forward_and_one_backward_program_a_hundred_times(c
     reference = torch.optim.SGD(cpu.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(1)
     batches = [torch.randn(6, 4) for _ in range(4)]
-    graphs = count("DynamoExtractCompiledGraph")
+    graphs, again = count("DynamoExtractCompiledGraph"), count("DynamoGraphRecordedAgain")
     for number in range(103):
         if number == 3:  # momentum exists from the second step on
             before, extracted = compile_count(), count("DynamoExtractCompiledGraph")
@@ -61,7 +61,7 @@ def test_training_repeats_one_forward_and_one_backward_program_a_hundred_times(c
     assert extracted == graphs + 2
     assert count("DynamoExtractCompiledGraph") == extracted
     assert compile_count() == before
-    assert count("DynamoGraphRecordedAgain") == 0
+    assert count("DynamoGraphRecordedAgain") == again
     torch.testing.assert_close(loss.cpu(), expected, rtol=1e-3, atol=1e-5)
     for mine, theirs in zip(model.buffers(), cpu.buffers(), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-3, atol=1e-5)

@@ -17,16 +17,17 @@ from xla_core.torch_features import unordered_scatters
 def unordered():
     """This process's device, as if it said so when it started."""
     torch.zeros(1, device="xla")
-    plain, handlers = dict(xla_tensor._plain), dict(xla_tensor.handlers)
+    tables = xla_tensor._chosen, xla_tensor._plain, xla_tensor.handlers
+    former = [dict(table) for table in tables]
     unordered_scatters.attend(runtime.client())
-    assert xla_tensor.handlers == handlers  # this one adds in order
+    assert list(tables) == former  # this one adds in order
     client = SimpleNamespace(capabilities=Capabilities(unordered_scatter=True))
     unordered_scatters.attend(client)
     yield
     torch.use_deterministic_algorithms(False)
-    for table, former in ((xla_tensor._plain, plain), (xla_tensor.handlers, handlers)):
+    for table, entries in zip(tables, former, strict=True):
         table.clear()
-        table.update(former)
+        table.update(entries)
 
 
 def _ids(*values):

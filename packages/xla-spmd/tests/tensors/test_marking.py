@@ -66,8 +66,8 @@ def test_values_survive_and_every_device_holds_its_part(mesh, spec, share):
 
 
 def test_an_annotated_upload_never_is_whole_on_a_device(mesh):
-    torch_xla.sync(wait=True)  # what another test left pending would count too
-    gc.collect()
+    gc.collect()  # what another test left would be computed, or go, in between
+    torch_xla.sync(wait=True)
     before = xm.get_memory_info()["bytes_used"]
     tensor = torch.zeros(1024, 1024).to("xla")
     xs.mark_sharding(tensor, mesh, ("data", "model"))
