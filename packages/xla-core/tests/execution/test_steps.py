@@ -267,6 +267,14 @@ def test_memory_info_counts_what_lives():
     assert used() == before
 
 
+def test_a_value_that_was_read_counts_once():
+    x = torch.ones(1000, 256, device="xla")
+    torch_xla.sync()
+    before = used()
+    assert x.cpu().sum() == 256_000
+    assert used() == before
+
+
 def test_in_place_updates_reuse_the_memory():
     x = torch.ones(1000, 256, device="xla")
     torch_xla.sync()

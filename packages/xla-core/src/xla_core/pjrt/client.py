@@ -341,13 +341,15 @@ class PjrtClient:
         return MemoryInfo(used, self._memory_limit(), self._peak_bytes[local_index])
 
     def _live_bytes(self, device: jaxlib_runtime.Device) -> int:
-        return sum(
-            piece.nbytes
+        # by address: whoever reads an array may make a second one of the same memory
+        pieces = {
+            jaxlib_runtime.address_of(piece): piece.nbytes
             for array in self._client.live_arrays()
-            if not array.is_deleted()
+            if array.nbytes and not array.is_deleted()
             for piece in jaxlib_runtime.single_device_arrays(array)
             if device in piece.devices()
-        )
+        }
+        return sum(pieces.values())
 
     def _memory_limit(self) -> int | None:
         return None
