@@ -341,15 +341,16 @@ class PjrtClient:
         return MemoryInfo(used, self._memory_limit(), self._peak_bytes[local_index])
 
     def _live_bytes(self, device: jaxlib_runtime.Device) -> int:
-        # by address: whoever reads an array may make a second one of the same memory
-        pieces = {
-            jaxlib_runtime.address_of(piece): piece.nbytes
+        pieces = [
+            piece
             for array in self._client.live_arrays()
             if array.nbytes and not array.is_deleted()
             for piece in jaxlib_runtime.single_device_arrays(array)
             if device in piece.devices()
-        }
-        return sum(pieces.values())
+        ]
+        # whoever reads an array may make a second one of the same memory
+        sizes = {jaxlib_runtime.address_of(piece): piece.nbytes for piece in pieces}
+        return sum(sizes.values())
 
     def _memory_limit(self) -> int | None:
         return None

@@ -389,9 +389,11 @@ def failed(
     if error is not None:
         facts.raised(error, own)
     if tells is not None:
-        if recorder is not None:
-            facts.snapshot = recorder.snapshot(facts)
-        tells()
+        try:
+            if recorder is not None:
+                facts.snapshot = recorder.snapshot(facts)
+        finally:
+            tells()
     if recorder is None:
         return ""
     path = recorder.dump(END, facts)
