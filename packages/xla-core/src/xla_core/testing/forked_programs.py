@@ -12,6 +12,7 @@ The module is also the server's program: it is run by its path, so that it can b
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import importlib.metadata
@@ -37,7 +38,11 @@ READ_EARLY = ("PYTHON", "TORCH_", "JAX_", "LD_")
 
 MSG_READ_EARLY: Final = "{names}: read before the fork; run this program in a new interpreter"
 
+MSG_TOOK_TOO_LONG: Final = "it was at:\n{error}"
+
 _MAX_REQUEST = 1 << 20
+_END = 10.0
+"""Seconds in which a program that took too long writes where its threads are."""
 
 
 class Server:
@@ -64,8 +69,9 @@ class Server:
         """Run ``code`` as ``python -c`` would, with exactly this environment; what it printed and its status.
 
         A program that a signal ended has the negative number of the signal as its status. Raises
-        subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds, and
-        ValueError for a variable that only a new interpreter would obey.
+        subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds: with what
+        it wrote and, in its last lines, where its threads were. Raises ValueError for a variable that only a new
+        interpreter would obey.
         """
         early = (k for k in environment if k.startswith(READ_EARLY))
         if late := {k for k in early if environment[k] != os.environ.get(k)}:
@@ -73,22 +79,33 @@ class Server:
         request = json.dumps({"code": code, "cwd": cwd, "environment": dict(environment)}).encode()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             socket.send_fds(self._connection, [request], [out.fileno(), err.fileno()])
-            status = self._status(code, timeout)
+            status = self._status(timeout)
             for file in (out, err):
                 file.seek(0)
             output, error = out.read().decode(), err.read().decode()
-        return subprocess.CompletedProcess(["python", "-c", code], status, output, error)
+        command = ["python", "-c", code]
+        if status is None:
+            expired = subprocess.TimeoutExpired(command, timeout, output, error)
+            expired.add_note(MSG_TOOK_TOO_LONG.format(error=error))
+            raise expired
+        return subprocess.CompletedProcess(command, status, output, error)
 
-    def _status(self, code: str, timeout: float) -> int:
+    def _status(self, timeout: float) -> int | None:
+        """How the program ended; None, and it is killed, if it has not ended after ``timeout`` seconds."""
         pid = int(self._connection.recv(64))
-        self._connection.settimeout(timeout)
+        if (status := self._wait(timeout)) is None:
+            os.kill(pid, signal.SIGQUIT)
+            if self._wait(_END) is None:
+                os.kill(pid, signal.SIGKILL)
+                self._wait(None)
+        return status
+
+    def _wait(self, seconds: float | None) -> int | None:
+        self._connection.settimeout(seconds)
         try:
             return int(self._connection.recv(64))
         except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            self._connection.settimeout(None)
-            self._connection.recv(64)
-            raise subprocess.TimeoutExpired(["python", "-c", code], timeout) from None
+            return None
         finally:
             self._connection.settimeout(None)
 
@@ -157,6 +174,7 @@ def _become(request: _Request, out: int, err: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.closerange(3, 256)
+    faulthandler.register(signal.SIGQUIT, chain=True)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
