@@ -1,13 +1,15 @@
 """A training step of examples/pods/llama.py beside the same step written in jax, both compiled by libtpu.
 
     python benchmarks/plan_against_jax.py [--topology v5e:4x4] [--mesh fsdp=16] [--size 8b]
-        [--layers 2] [--loop] [--json FILE]
+        [--layers 2] [--loop] [--results ours|names] [--json FILE]
 
 The shape is one of the example's ``SIZES``, with ``--layers`` of its layers. Weights are float32, products
 bfloat16, layers are computed again in the backward pass, attention is the same kernel with the same blocks, and
-shardings are the same for every parameter, moment, input and held value. Each side is compiled in a process of its
-own. Printed: HBM of one chip by use, collectives by kind with their bytes, FLOPs, the compiler's cycles, and
-how far the two differ.
+shardings are the same for every parameter, moment, input and held value. Programs return parameters and moments in
+the same order, or jax's in the order of their names with ``--results names``: XLA's scheduler starts from the
+results. The loss multiplies by one-hot targets, as MaxText's does. Each side is compiled in a process of its own.
+Printed: HBM of one chip by use, collectives by kind with their bytes, FLOPs, the compiler's cycles, and how far the
+two differ.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +40,26 @@ Weights = dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
 
 
 def weights_of(shape: Any) -> tuple[Weights, Weights]:
-    """The weights of a layer and those around the layers: their shapes, and the axes that split them."""
+    """The weights of a layer and those around the layers: their shapes, and the axes that split them.
+
+    In the order in which the example's program returns them: what its step met last comes first.
+    """
     width, heads, key_heads = shape.width, shape.heads * shape.head, shape.key_heads * shape.head
     layer: Weights = {
-        "norm1": ((width,), (None,)),
-        "norm2": ((width,), (None,)),
-        "q": ((heads, width), ("tensor", "fsdp")),
-        "k": ((key_heads, width), ("tensor", "fsdp")),
-        "v": ((key_heads, width), ("tensor", "fsdp")),
-        "out": ((width, heads), ("fsdp", "tensor")),
-        "gate": ((shape.hidden, width), ("tensor", "fsdp")),
-        "up": ((shape.hidden, width), ("tensor", "fsdp")),
         "down": ((width, shape.hidden), ("fsdp", "tensor")),
+        "up": ((shape.hidden, width), ("tensor", "fsdp")),
+        "gate": ((shape.hidden, width), ("tensor", "fsdp")),
+        "out": ((width, heads), ("fsdp", "tensor")),
+        "v": ((key_heads, width), ("tensor", "fsdp")),
+        "k": ((key_heads, width), ("tensor", "fsdp")),
+        "q": ((heads, width), ("tensor", "fsdp")),
+        "norm2": ((width,), (None,)),
+        "norm1": ((width,), (None,)),
     }
     ends: Weights = {
-        "tokens": ((shape.vocabulary, width), ("tensor", "fsdp")),
-        "norm": ((width,), (None,)),
         "head": ((shape.vocabulary, width), ("tensor", "fsdp")),
+        "norm": ((width,), (None,)),
+        "tokens": ((shape.vocabulary, width), ("tensor", "fsdp")),
     }
     return layer, ends
 
@@ -64,9 +70,9 @@ RATE, BETA1, BETA2, EPSILON, DECAY = 3e-4, 0.9, 0.95, 1e-8, 0.1
 class Model:
     """The decoder and its training step in jax, over a mesh."""
 
-    def __init__(self, jax: Any, shape: Any, mesh: Any, loop: bool) -> None:
+    def __init__(self, jax: Any, shape: Any, mesh: Any, loop: bool, results: str) -> None:
         self.jax, self.jnp, self.mesh, self.loop = jax, jax.numpy, mesh, loop
-        self.shape = shape
+        self.shape, self.results = shape, results
         lies = self.spec(BATCH, "tensor", None, None)
         self.attention = jax.shard_map(
             attention, mesh=mesh, in_specs=(lies,) * 3, out_specs=lies, check_vma=False
@@ -128,7 +134,8 @@ class Model:
         """The mean over all tokens."""
         logits = self.held(self.product(x, head), BATCH, None, "tensor").astype(self.jnp.float32)
         logs = self.jax.nn.log_softmax(logits)
-        return -self.jnp.take_along_axis(logs, targets[..., None], -1).sum() / targets.size
+        wanted = self.jax.nn.one_hot(targets, logits.shape[-1])
+        return -(logs * wanted).sum() / targets.size
 
     def loss(self, weights: dict[str, Any], ids: Any, targets: Any) -> Any:
         """Of a batch; layers and loss are computed again in the backward pass."""
@@ -140,8 +147,8 @@ class Model:
         if self.loop:
             x, _ = jax.lax.scan(lambda x, w: (again(x, w, angles), None), x, weights["layers"])
         else:
-            for one in weights["layers"]:
-                x = again(x, one, angles)
+            for index in range(len(weights["layers"])):
+                x = again(x, weights["layers"][index], angles)
         x = self.norm(x, weights["norm"])
         return jax.checkpoint(self.cross_entropy)(x, weights["head"], targets)
 
@@ -166,16 +173,19 @@ class Model:
         def shaped(shape: tuple[int, ...], wanted: Any, dtype: Any = jnp.float32) -> Any:
             return self.jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(*wanted))
 
+        # jax returns what a dict has in the order of its keys, what an OrderedDict has in its own
+        kind = dict if self.results == "names" else OrderedDict
         layer, ends = weights_of(self.shape)
-        weights: dict[str, Any] = {name: shaped(*row) for name, row in ends.items()}
+        stack: Any
         if self.loop:
-            weights["layers"] = {
-                n: shaped((layers, *shape), (None, *wanted)) for n, (shape, wanted) in layer.items()
-            }
+            stack = kind((n, shaped((layers, *s), (None, *axes))) for n, (s, axes) in layer.items())
         else:
-            weights["layers"] = [
-                {n: shaped(*row) for n, row in layer.items()} for _ in range(layers)
-            ]
+            one = kind((name, shaped(*row)) for name, row in layer.items())
+            stack = kind((index, one) for index in reversed(range(layers)))
+        outer = {name: shaped(*row) for name, row in ends.items()}
+        weights = kind(
+            (n, {**outer, "layers": stack}[n]) for n in ("head", "norm", "layers", "tokens")
+        )
         parts = math.prod(self.mesh.shape[axis] for axis in BATCH if axis in self.mesh.shape)
         ids = shaped((parts, length), (BATCH, None), jnp.int32)
         return (weights, weights, weights, shaped((), ())), ids
@@ -207,7 +217,7 @@ def jax_side(options: argparse.Namespace) -> dict[str, Any]:
     sys.path.insert(0, str(EXAMPLE.parent))
     from llama import SIZES
 
-    model = Model(jax, SIZES[options.size], mesh, options.loop)
+    model = Model(jax, SIZES[options.size], mesh, options.loop, options.results)
     state, ids = model.arguments(options.layers, options.length)
     places = jax.tree.map(lambda s: s.sharding, state)
     jitted = jax.jit(model.step, donate_argnums=0, out_shardings=(places, None))
@@ -239,9 +249,9 @@ def asked(side: str, options: argparse.Namespace) -> dict[str, Any]:
         # the topology is compiled for without a client of it, also beside other processes that have libtpu loaded
         alone = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", **alone}
-    command = [sys.executable, __file__, "--side", side, "--topology", options.topology, "--mesh", options.mesh,
-               "--layers", str(options.layers), "--length", str(options.length)]  # fmt: skip
-    command += ["--size", options.size, *(["--loop"] if options.loop else [])]
+    command = [sys.executable, __file__, "--side", side, *(["--loop"] if options.loop else [])]
+    for name in ("topology", "mesh", "size", "layers", "length", "results"):
+        command += [f"--{name}", str(getattr(options, name))]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -305,6 +315,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--loop", action="store_true", help="the layers as a loop")
+    parser.add_argument(
+        "--results", choices=("ours", "names"), default="ours", help="the order of jax's results"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=("ours", "jax"), help=argparse.SUPPRESS)
     options = parser.parse_args()

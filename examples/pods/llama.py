@@ -2,6 +2,8 @@
 
     xla-plan run examples/pods/llama.py:training_step --topology v5e:4x4 --mesh fsdp=16 --set size=8b
 
+The files beside it that are named after a size have its options.
+
 Parameters are float32 (master weights), products are computed in bfloat16, layers are computed again in
 the backward pass, the optimizer is AdamW. Axes of the mesh: ``data`` splits the batch, ``fsdp`` the batch,
 parameters and optimizer state, ``sequence`` the same but positions in place of the batch (and heads inside

@@ -23,8 +23,7 @@ DESCRIPTION: Final = (
     "Plans a PyTorch training step for TPUs without having them: memory, traffic, time, sharding."
 )
 EPILOG: Final = """example:
-  xla-plan run examples/pods/llama.py:training_step --topology v5e:4x4 --mesh fsdp=16 \\
-      --set size=8b --set length=2048 --set loop=True --html plan.html
+  xla-plan run examples/pods/llama_8b.py:training_step --topology v5e:4x4 --mesh fsdp=16 --html plan.html
 
 A step function takes the mesh and the options of --set, and returns (model, optimizer, step); calling step()
 records one training step. docs/plan.md explains each number."""
