@@ -44,7 +44,13 @@ finally:
 def start(*arguments, **variables):
     """The script in a process with eight CPU devices, unless ``variables`` say otherwise."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "PJRT_", "TPU_"))}
-    given = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", **variables}
+    # what it learns does not depend on how well its programs are compiled
+    given = {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": "8",
+        "XLA_COMPILE_EFFORT": "fast",
+        **variables,
+    }
     command = [sys.executable, "-c", COUNTS, str(PODS), str(PODS / "train.py"), *arguments]
     return subprocess.Popen(
         command, env=kept | given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

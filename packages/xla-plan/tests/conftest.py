@@ -59,12 +59,16 @@ def extension_path(tmp_path_factory):
 
 @pytest.fixture
 def script(extension_path):
-    """``script(code, **environment)`` runs Python on eight CPU devices with this package found: its process."""
+    """``script(code, **environment)`` runs Python on eight CPU devices with this package found: its process.
+
+    Its programs are compiled fast: what is looked at does not depend on how well.
+    """
     kept = ("XLA_", "TPU_", "PJRT_", "CPU_NUM_DEVICES")
 
     def run(code, *, with_plan=True, **environment):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(kept)}
-        clean |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", **environment}
+        chosen = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "XLA_COMPILE_EFFORT": "fast"}
+        clean |= {**chosen, **environment}
         if with_plan:
             clean["PYTHONPATH"] = f"{extension_path}:{clean.get('PYTHONPATH', '')}"
         return subprocess.run(

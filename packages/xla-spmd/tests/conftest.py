@@ -22,6 +22,8 @@ _CLEARED = (
     "XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_", "RANK", "WORLD_SIZE",
     "MASTER_", "LOCAL_RANK",
 )  # fmt: skip
+# Nothing here looks at how well programs are compiled.
+_CHOSEN = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES), "XLA_COMPILE_EFFORT": "fast"}
 
 
 def pytest_collection_modifyitems(items):
@@ -38,8 +40,7 @@ def pytest_collection_modifyitems(items):
 def _enter_spmd_mode():
     for name in [name for name in os.environ if name.startswith(_CLEARED)]:
         del os.environ[name]
-    os.environ["PJRT_DEVICE"] = "CPU"
-    os.environ["CPU_NUM_DEVICES"] = str(DEVICES)
+    os.environ.update(_CHOSEN)
     torch.set_num_threads(1)
     import torch_xla.runtime as xr
 
@@ -94,8 +95,7 @@ def run_python(tmp_path, program_servers):
 def clean_environment(**extra):
     """The environment without settings of this project, with eight CPU devices."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
-    defaults = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES), "OMP_NUM_THREADS": "1"}
-    return {**inherited, **defaults, **extra}
+    return {**inherited, **_CHOSEN, "OMP_NUM_THREADS": "1", **extra}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def test_a_program_that_takes_too_long_says_where_it_was(program_servers, tmp_pa
     environment = dict(os.environ)
     server = next(program_servers)
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        server.run(code, cwd=str(tmp_path), environment=environment, timeout=5)
+        server.run(code, cwd=str(tmp_path), environment=environment, timeout=3)
     assert caught.value.stdout == "begun\n"
     assert 'File "<string>", line 4 in waits' in caught.value.stderr
     assert "line 4 in waits" in caught.value.__notes__[0]

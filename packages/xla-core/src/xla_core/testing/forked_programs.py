@@ -28,8 +28,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypedDict
 
 PRELOADED = (
-    "numpy", "torch", "jax", "jax.numpy", "jaxlib.mlir.dialects.stablehlo", "jaxlib.mlir.dialects.mhlo",
-    "torch.optim", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "cProfile",
+    "numpy", "torch", "jax", "jax.numpy", "jax.scipy.special", "jaxlib.mlir.dialects.builtin",
+    "jaxlib.mlir.dialects.stablehlo", "jaxlib.mlir.dialects.mhlo", "torch.optim", "torch._dynamo",
+    "torch._dynamo.backends.torchxla", "torch.fx.experimental.symbolic_shapes", "functorch.compile",
+    "torch.distributed.tensor", "torch.export", "cProfile", "pluggy",
 )  # fmt: skip
 """What the server imports before it forks."""
 
@@ -41,7 +43,7 @@ MSG_READ_EARLY: Final = "{names}: read before the fork; run this program in a ne
 MSG_TOOK_TOO_LONG: Final = "it was at:\n{error}"
 
 _MAX_REQUEST = 1 << 20
-_END = 10.0
+_LAST_WORDS = 1.0
 """Seconds in which a program that took too long writes where its threads are."""
 
 
@@ -94,8 +96,9 @@ class Server:
         """How the program ended; None, and it is killed, if it has not ended after ``timeout`` seconds."""
         pid = int(self._connection.recv(64))
         if (status := self._wait(timeout)) is None:
-            os.kill(pid, signal.SIGQUIT)
-            if self._wait(_END) is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(pid, signal.SIGQUIT)
+            if self._wait(_LAST_WORDS) is None:
                 os.kill(pid, signal.SIGKILL)
                 self._wait(None)
         return status
@@ -174,7 +177,9 @@ def _become(request: _Request, out: int, err: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.closerange(3, 256)
-    faulthandler.register(signal.SIGQUIT, chain=True)
+    faulthandler.register(
+        signal.SIGQUIT
+    )  # it goes on: ended by it, it could write a core file of gigabytes
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
