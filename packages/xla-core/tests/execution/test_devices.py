@@ -8,6 +8,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
+from xla_core.plugins import discovery
 from xla_core.torch_bridge import device_guard, torch_private
 
 # -- names ----------------------------------------------------------------------------------------
@@ -30,6 +31,15 @@ def test_the_device_by_all_its_names():
         1,
     )
     assert xm.is_xla_tensor(torch.ones(1, device=device)) and not xm.is_xla_tensor(torch.ones(1))
+
+
+def test_ordinals_look_for_no_plugin_once_the_client_runs(monkeypatch):
+    """Training loops ask in every step; a look at all installed packages took 20 ms."""
+    torch_xla.device_count()
+    monkeypatch.setattr(discovery, "_entry_points", None)
+    assert xm.is_master_ordinal() and xm.is_master_ordinal(local=False)
+    assert (xm.get_local_ordinal(), xr.host_index(), xr.local_process_count()) == (0, 0, 1)
+    xm.master_print("first")
 
 
 def test_a_device_that_is_not_there_is_named_with_those_that_are():

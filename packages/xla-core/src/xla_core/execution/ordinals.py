@@ -40,8 +40,11 @@ def replica_of(device: torch.device | str | None = None) -> tuple[int, int]:
 
 def _job() -> Job | None:
     """This process's job; before the client starts, the one that the environment describes."""
-    met = job_setup.connection()
-    return met.job if met else job_of(runtime.device_type(), os.environ)
+    if met := job_setup.connection():
+        return met.job
+    if runtime.started() and not job_setup.describes_a_job(os.environ):
+        return None  # the plugin was asked when the client started; finding it takes milliseconds
+    return job_of(runtime.device_type(), os.environ)
 
 
 def world_size() -> int:
