@@ -22,7 +22,7 @@ _CLEARED = (
     "XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_", "RANK", "WORLD_SIZE",
     "MASTER_", "LOCAL_RANK",
 )  # fmt: skip
-# Nothing here looks at how well programs are compiled.
+# What the tests look at does not depend on how well programs are compiled; those of training run as users' do.
 _CHOSEN = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES), "XLA_COMPILE_EFFORT": "fast"}
 
 

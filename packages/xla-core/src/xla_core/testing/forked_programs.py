@@ -177,9 +177,8 @@ def _become(request: _Request, out: int, err: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.closerange(3, 256)
-    faulthandler.register(
-        signal.SIGQUIT
-    )  # it goes on: ended by it, it could write a core file of gigabytes
+    # the program goes on after it: ended by the signal, it could write a core file of gigabytes
+    faulthandler.register(signal.SIGQUIT)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
