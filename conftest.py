@@ -33,6 +33,12 @@ def short_collections() -> Iterator[None]:
     _leave_out_what_lives()
 
 
+@pytest.fixture
+def all_objects() -> None:
+    """For tests that count living objects: those of earlier tests are among ``gc.get_objects()``, too."""
+    gc.unfreeze()
+
+
 def _leave_out_what_lives() -> None:
     gc.collect()
     gc.freeze()

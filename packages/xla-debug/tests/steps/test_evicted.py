@@ -40,6 +40,7 @@ def test_a_program_made_again_is_explained(keep_one):
     assert recompile.explanations()[-1].filename == __file__
 
 
+@pytest.mark.usefixtures("all_objects")
 def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     with memory.tracking():
         x = torch.ones(10).to("xla")

@@ -35,7 +35,7 @@ def small_trees():
     limit_remembered_entries(former)
 
 
-@pytest.mark.usefixtures("small_trees")
+@pytest.mark.usefixtures("small_trees", "all_objects")
 def test_a_dropped_tree_of_steps_is_not_held():
     trace = runtime.trace_of(None)
     before = len(_trees())

@@ -42,9 +42,10 @@ def _job() -> Job | None:
     """This process's job; before the client starts, the one that the environment describes."""
     if met := job_setup.connection():
         return met.job
-    if runtime.started() and not job_setup.describes_a_job(os.environ):
+    options = os.environ
+    if runtime.started() and not job_setup.describes_a_job(options):
         return None  # the plugin was asked when the client started; finding it takes milliseconds
-    return job_of(runtime.device_type(), os.environ)
+    return job_of(runtime.device_type(), options)
 
 
 def world_size() -> int:
