@@ -16,6 +16,8 @@ from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     DeviceClient,
     DeviceDescription,
+    Loops,
+    Outlining,
     Topology,
 )
 from xla_core.contract.job import Job
@@ -123,10 +125,15 @@ def _fingerprint(
     }
 
 
+# docs/repeats.md has the measurements.
+OUTLINING: Final = Outlining(loops=Loops(min_trips=12, min_gathered=8, max_saved=2.0))
+
+
 class TpuClient(PjrtClient):
     """The TPU chips that this process may use."""
 
     device_type = "TPU"
+    outlining = OUTLINING
     plugin = PLUGIN
     version = VERSION
     platform = "tpu"
@@ -163,6 +170,7 @@ class TpuTopologyClient(TopologyClient):
     """A client that compiles for TPU chips with libtpu's compiler, without having any."""
 
     device_type = "TPU"
+    outlining = OUTLINING
     plugin = PLUGIN
     platform = "tpu"
 

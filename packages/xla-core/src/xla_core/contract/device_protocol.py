@@ -8,6 +8,7 @@ over several processes, and topologies without chips (ahead-of-time compilation)
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -27,6 +28,7 @@ __all__ = [
     "Exchange",
     "Executable",
     "INTERFACE_VERSION",
+    "Loops",
     "MemoryInfo",
     "OLDEST_INTERFACE_VERSION",
     "Outlining",
@@ -143,6 +145,23 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Loops:
+    """Which repeats in a row, each on what the one before computed, become a loop; by default all with a product.
+
+    A loop has at least ``min_trips`` iterations. It copies the parameters that its iterations read into stacks:
+    at least half of their bytes must be of parameters that are gathered from ``min_gathered`` devices or more for
+    each use, which makes the copies small beside the rest. What iterations leave for later, as for a backward
+    pass, is written into stacks, too: without the gradients of parameters, it must have at most ``max_saved``
+    times the bytes of what goes from one iteration to the next. An iteration has ``Outlining.min_operations`` or
+    more, and a loop saves ``Outlining.min_saved``.
+    """
+
+    min_trips: int = 2
+    min_gathered: int = 1
+    max_saved: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Outlining:
     """Whether and how a device's compiler benefits from repeats that are lowered as functions.
 
@@ -155,6 +174,9 @@ class Outlining:
     on average: each costs a launch. If there would be more than ``most_stages`` stages, one stage contains
     several calls in a row (None: no such limit). ``never_inside`` names operators
     (``aten.convolution.default``) that this compiler makes slower inside a function than outside.
+
+    ``loops`` says which repeats in a row become a loop instead (None: none; ``XLA_LOOP_REPEATS``). A step with a
+    loop has no functions.
     """
 
     wanted: bool = False
@@ -164,6 +186,7 @@ class Outlining:
     min_stage: int = 24
     most_stages: int | None = None
     never_inside: tuple[str, ...] = ()
+    loops: Loops | None = None
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
 
 

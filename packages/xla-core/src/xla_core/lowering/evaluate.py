@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_core.lowering.program_failures import place_of
-from xla_core.lowering.repeat_graph import FILLS, OpInstance
+from xla_core.lowering.repeat_graph import FILLS, Graph, OpInstance
 from xla_core.lowering.source_scopes import scope_name
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.inlining import calls_of
@@ -115,7 +115,9 @@ class Scope(dict[int, jax.Array]):
         rule = plan.rule
         # A fill reads only the shape of its operand, which need not be in this scope.
         fill = plan.name in FILLS
-        args = tuple(_zeros(a) if fill and isinstance(a, Ref) else self.value(a) for a in recorded)
+        args = tuple(
+            zeros(a.meta) if fill and isinstance(a, Ref) else self.value(a) for a in recorded
+        )
         kwargs = {name: self.value(a) for name, a in recorded_named.items() if name != SEED}
         try:
             with jax.named_scope(scope_name(part.entry)):
@@ -148,8 +150,36 @@ class Scope(dict[int, jax.Array]):
             raise failure from error
 
 
-def _zeros(ref: Ref) -> jax.Array:
-    return jnp.zeros(ref.meta.shape, numpy_dtype(ref.meta.dtype))
+def graph_function(
+    graph: Graph,
+    outputs: Sequence[int],
+    floats: bool,
+    ints: bool,
+    scope_class: type[Scope],
+    emit: Callable[[Scope], None],
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A jax function of a step: inputs in order, then the lifted floats and ints if there are any.
+
+    ``emit`` computes the values of the graph's nodes in a scope of ``scope_class``, ``outputs`` are the numbers of
+    those that are wanted, and ``floats`` and ``ints`` say which vectors exist.
+    """
+
+    def step(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        count = len(graph.inputs)
+        rest = list(arrays[count:])
+        ints_vector = rest.pop() if ints else None
+        floats_vector = rest.pop() if floats else None
+        scope = scope_class(graph.lazy | graph.early, Lifted(floats_vector, ints_vector))
+        scope.update(zip(graph.inputs, arrays[:count], strict=True))
+        emit(scope)
+        return tuple(scope[vid] for vid in outputs)
+
+    return step
+
+
+def zeros(meta: TensorMeta) -> jax.Array:
+    """Zeros in place of a value of which only shape and dtype matter."""
+    return jnp.zeros(meta.shape, numpy_dtype(meta.dtype))
 
 
 def random_key(seed: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope
+from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope, graph_function
 from xla_core.lowering.repeat_graph import Graph, lifted_slot
 from xla_core.lowering.repeats.items import Call, Function, Item, Plan, flat_nodes
 from xla_core.lowering.source_scopes import common_scope
@@ -45,18 +45,9 @@ def outlined_function(
     they were recorded).
     """
     emitter = Emitter(graph, plan, scope_class)
-
-    def step(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        count = len(graph.inputs)
-        rest = list(arrays[count:])
-        ints_vector = rest.pop() if ints else None
-        floats_vector = rest.pop() if floats else None
-        scope = scope_class(graph.lazy | graph.early, Lifted(floats_vector, ints_vector))
-        scope.update(zip(graph.inputs, arrays[:count], strict=True))
-        emitter.emit(plan.items, scope)
-        return tuple(scope[vid] for vid in outputs)
-
-    return step
+    return graph_function(
+        graph, outputs, floats, ints, scope_class, lambda scope: emitter.emit(plan.items, scope)
+    )
 
 
 class Emitter:

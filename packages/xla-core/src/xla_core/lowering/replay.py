@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from jax import Array
 
 from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.loops.items import Step
+from xla_core.lowering.loops.search import find_loops
+from xla_core.lowering.loops.wiring import Draft
 from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph, most_weight
-from xla_core.lowering.repeats.items import CostModel, Plan
+from xla_core.lowering.repeats.items import CostModel, Node, Plan
 from xla_core.lowering.repeats.search import find_repeats
+from xla_core.operators.lowering_registry import Rule
 from xla_core.recording.entry import Entry, Input, inputs_of, operations_of
 
 
@@ -71,3 +75,34 @@ def repeats_of(
     graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)
     return (graph, plan) if plan.functions else None
+
+
+def loops_of(
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    model: CostModel,
+    min_trips: int,
+    pays: Callable[[Draft], bool],
+) -> tuple[Graph, list[Step]] | None:
+    """The step as a graph and as steps with loops; None if no loop would be worth it.
+
+    ``entries`` are those that ``outputs``, the numbers of the wanted values, depend on. A loop has at least
+    ``min_trips`` iterations, ``model`` says how much it must save, and ``pays`` whether it is worth its copies.
+    """
+    if most_weight(entries) < model.min_saving:
+        return None
+    graph = build_graph(entries, outputs)
+    inside = _inside_regions(graph.nodes)
+    steps = find_loops(graph.nodes, graph.wanted, min_trips, model, pays, inside)
+    return (graph, steps) if steps else None
+
+
+def _inside_regions(nodes: Iterable[Node]) -> set[int]:
+    """The values in regions that must not be cut, from an operator that begins one to one that ends it."""
+    inside: set[int] = set()
+    for node in nodes:
+        rule = node.payload.entry.plan.rule
+        how = rule.in_loops if isinstance(rule, Rule) else "no"
+        if how == "begins" or (how != "ends" and not inside.isdisjoint(node.operands)):
+            inside.update(node.results)
+    return inside

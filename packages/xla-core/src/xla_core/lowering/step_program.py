@@ -12,6 +12,7 @@ import torch
 from xla_core.contract.device_protocol import (
     ArraySpec,
     DeviceClient,
+    Loops,
     Outlining,
     Program,
     capabilities_of,
@@ -20,10 +21,13 @@ from xla_core.jax_bridge import jax_private
 from xla_core.jax_bridge.passes.composites import build_composites
 from xla_core.lowering import compile_settings
 from xla_core.lowering.evaluate import Scope
+from xla_core.lowering.loops.emit import looped_function
+from xla_core.lowering.loops.items import Step
+from xla_core.lowering.loops.worth import Worth
 from xla_core.lowering.outline_functions import KEPT_PREFIX, outlined_function
 from xla_core.lowering.repeat_graph import Graph
 from xla_core.lowering.repeats.items import CostModel, Plan
-from xla_core.lowering.replay import needed_entries, repeats_of, step_function
+from xla_core.lowering.replay import loops_of, needed_entries, repeats_of, step_function
 from xla_core.lowering.source_scopes import relocation
 from xla_core.lowering.spmd_matmul_scope import PartitionedScope
 from xla_core.lowering.stage_partition import VECTORS, cut, stage_count
@@ -80,7 +84,7 @@ def lower(
 class StepLowering:
     """The lowering of one step to one program, ``whole()``, or to several, ``stages()``, if ``in_stages()``.
 
-    With ``flat`` (default: False), repeats do not become functions.
+    With ``flat`` (default: False), repeats become neither functions nor loops.
     """
 
     def __init__(
@@ -101,13 +105,18 @@ class StepLowering:
         self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
         plans = [operation.plan for operation in operations_of(self.needed)]
         self.marked = any(plan.name == MARK for plan in plans)
-        rules = (plan.rule for plan in plans)
-        one = any(isinstance(rule, Rule) and rule.whole_step for rule in rules)
-        self.outlining = None if one or flat else outlining_of(trace.backend.client)
+        whole = {p.rule.in_loops for p in plans if isinstance(p.rule, Rule) and p.rule.whole_step}
+        self.outlining = Outlining() if flat else outlining_of(trace.backend.client)
+        self.loops: tuple[Graph, list[Step]] | None = None
         self.repeats: tuple[Graph, Plan] | None = None
-        if self.outlining is not None:
-            sizes = (self.outlining.min_operations, self.outlining.min_saved)
-            model = CostModel(*map(float, sizes))
+        sizes = (self.outlining.min_operations, self.outlining.min_saved)
+        model = CostModel(*map(float, sizes))
+        loops = self.outlining.loops
+        if loops is not None and "no" not in whole:
+            given = [entry.first for entry in inputs_of(entries)]
+            pays = Worth(loops, self.metas, given, layout.gathered)
+            self.loops = loops_of(self.needed, outputs, model, loops.min_trips, pays)
+        if self.outlining.wanted and self.loops is None and not whole:
             self.repeats = repeats_of(self.needed, outputs, model, self.outlining.never_inside)
 
     @property
@@ -127,7 +136,7 @@ class StepLowering:
     def in_stages(self) -> bool:
         """Whether the step should be compiled as several programs."""
         outlining = self.outlining
-        if self.repeats is None or outlining is None or outlining.min_staged is None:
+        if self.repeats is None or outlining.min_staged is None:
             return False
         if self.layout.num_replicas > 1 or self.layout.num_partitions > 1:
             # replicas agree on whole programs, and partitioners need to see whole programs
@@ -137,11 +146,13 @@ class StepLowering:
         return operations >= max(outlining.min_staged, stages * outlining.min_stage)
 
     def whole(self) -> Program:
-        """One program, with its repeats as functions."""
+        """One program, with its repeats as loops or functions."""
         last = self.entries[-1]
         scalars = (bool(last.floats), bool(last.ints))
         scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
-        if self.repeats is not None:
+        if self.loops is not None:
+            function = looped_function(*self.loops, self.outputs, self.metas, *scalars, scope)
+        elif self.repeats is not None:
             function = outlined_function(*self.repeats, self.outputs, *scalars, scope)
         else:
             function = step_function(self.needed, self.outputs, *scalars, scope)
@@ -166,7 +177,7 @@ class StepLowering:
 
     def stages(self) -> tuple[list[Program], Schedule]:
         """Several programs, and the schedule in which they run."""
-        assert self.repeats is not None and self.outlining is not None
+        assert self.repeats is not None
         given = [entry.first for entry in inputs_of(self.entries)]
         donations = {given[slot]: self.outputs[target] for slot, target in self.layout.aliases}
         plan = cut(*self.repeats, self.outputs, donations, self.outlining.most_stages)
@@ -241,7 +252,7 @@ class StepLowering:
             num_replicas=layout.num_replicas,
             num_partitions=layout.num_partitions,
             options={
-                **(self.outlining.options if self.outlining is not None and self.kept else {}),
+                **(self.outlining.options if self.kept else {}),
                 **compile_settings.custom_compile_options(),
             },
             largest=largest,
@@ -249,10 +260,13 @@ class StepLowering:
         )
 
 
-def outlining_of(client: DeviceClient) -> Outlining | None:
-    """How repeats become functions on this device, or None if they do not. The user's flags override the device."""
+def outlining_of(client: DeviceClient) -> Outlining:
+    """How repeats are lowered on this device. The user's flags override the device."""
     outlining = capabilities_of(client).outlining
     chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
+    looped = flags.LOOP_REPEATS.get()
     if staged is not None:
         outlining = dataclasses.replace(outlining, min_staged=0 if staged else None, min_stage=0)
-    return outlining if (outlining.wanted if chosen is None else chosen) else None
+    if looped is not None:
+        outlining = dataclasses.replace(outlining, loops=Loops() if looped else None)
+    return outlining if chosen is None else dataclasses.replace(outlining, wanted=chosen)

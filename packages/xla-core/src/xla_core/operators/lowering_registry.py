@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -25,6 +25,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.operands import Operand, Operands
 
 F = TypeVar("F", bound=Callable[..., object])
+InLoops: TypeAlias = Literal["no", "yes", "begins", "ends"]
 
 MSG_DUPLICATE: Final = (
     "duplicate lowering rule for {overload}: {where}; first registered at {first}"
@@ -89,8 +90,10 @@ class Rule:
     ``meta`` stands in for a meta kernel that PyTorch lacks: it takes the operator's arguments
     with meta tensors and returns what the operator returns, as meta tensors. With ``all_replicas``
     the operator talks to other replicas: a program with it runs on all of them. With ``whole_step``
-    it means something together with others of the step: a program with it is lowered as one function. ``exact``
-    says that a result is the exact one, rounded once: in bfloat16 it is what float32 would give, rounded.
+    it means something together with others of the step: a program with it is lowered without functions for its
+    repeats. ``in_loops`` says whether the body of a loop may have it all the same: ``no``, ``yes``, or ``begins``
+    and ``ends`` for two that enclose a region, which must lie within one iteration. ``exact`` says that a result
+    is the exact one, rounded once: in bfloat16 it is what float32 would give, rounded.
     """
 
     overload: OpOverload
@@ -103,6 +106,7 @@ class Rule:
     meta: Callable[..., object] | None = None
     all_replicas: bool = False
     whole_step: bool = False
+    in_loops: InLoops = "no"
     exact: bool = False
 
 
@@ -243,6 +247,7 @@ def rule(
     meta: Callable[..., object] | None = None,
     all_replicas: bool = False,
     whole_step: bool = False,
+    in_loops: InLoops = "no",
     exact: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the lowering rule of each of ``overloads``; returns the function.
@@ -250,8 +255,8 @@ def rule(
     ``promotion`` says how operands are converted first, ``lift`` names scalar arguments that come as 0-d
     arrays, ``meta`` is a meta kernel where PyTorch has none. With ``context`` the function's first argument is
     a ``RuleContext``, and so it is with ``random``, for operators that draw random numbers: it has the key.
-    ``all_replicas``, ``whole_step`` and ``exact`` are those of ``Rule``. Raises ValueError for an overload that
-    has a rule already.
+    ``all_replicas``, ``whole_step``, ``in_loops`` and ``exact`` are those of ``Rule``. Raises ValueError for an
+    overload that has a rule already.
     """
 
     def register(function: F) -> F:
@@ -272,6 +277,7 @@ def rule(
                 meta,
                 all_replicas,
                 whole_step,
+                in_loops,
                 exact,
             )
         return function

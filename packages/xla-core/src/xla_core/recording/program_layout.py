@@ -25,18 +25,23 @@ def _as_it_is(function: Function, specs: Specs) -> tuple[Function, Specs]:
     return function, specs
 
 
+def _from_nowhere(parameter: int, value: int) -> int:
+    return 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of one program.
 
-    ``placement`` names the devices that run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases`` are
-    the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per input
-    (including lifted numbers) and output, or empty. None means the whole value on every device, or, for an output,
-    the compiler's choice. ``mesh_of(texts)`` is the mesh for some HLO shardings, or None if there is none
-    (``jax_private.lower``). The program is lowered inside ``lowering()``.
-    ``edges(function, specs)`` returns the function to lower and its arguments' shapes, in case values enter and
-    leave the program in another form than in the step. ``collectives`` are the operations that communicate with
-    other replicas.
+    ``placement`` names the devices that run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases``
+    are the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per
+    input (including lifted numbers) and output, or empty. None means the whole value on every device, or, for an
+    output, the compiler's choice. ``mesh_of(texts)`` is the mesh for some HLO shardings, or None if there is none
+    (``jax_private.lower``). The program is lowered inside ``lowering()``. ``edges(function, specs)`` returns the
+    function to lower and its arguments' shapes, in case values enter and leave the program in another form than
+    in the step. ``collectives`` are the operations that communicate with other replicas. ``gathered(parameter,
+    value)`` takes numbers of values, and is the number of devices whose parts of the parameter each device needs
+    to compute with its own part of the value; 1 where that is not known.
     """
 
     placement: Placement
@@ -49,6 +54,7 @@ class Layout:
     lowering: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     edges: Callable[[Function, Specs], tuple[Function, Specs]] = _as_it_is
     collectives: tuple[Operation, ...] = ()
+    gathered: Callable[[int, int], int] = _from_nowhere
 
     def key_text(self) -> bytes:
         """The shardings, as part of the program's identity; empty where there are none."""

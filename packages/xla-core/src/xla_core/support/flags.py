@@ -40,6 +40,7 @@ __all__ = [
     "GET_OPBYOP",
     "LOCAL_PROCESS_COUNT",
     "LOCAL_PROCESS_RANK",
+    "LOOP_REPEATS",
     "LTC_USE_BF16",
     "METRICS_PERCENTILES",
     "METRICS_SAMPLES",
@@ -333,6 +334,14 @@ OUTLINE_REPEATS: Final = Flag(
     None,
     "`1` compiles the repeated parts of a step once, as functions that are called; `0` inlines everything",
     shown="the plugin's choice",
+)
+LOOP_REPEATS: Final = Flag(
+    "XLA_LOOP_REPEATS",
+    parse_auto,
+    None,
+    "`1` runs repeats that follow each other as loops; `0` makes no loop of them",
+    shown="the plugin's choice",
+    see="docs/repeats.md",
 )
 STEP_STAGES: Final = Flag(
     "XLA_STEP_STAGES",

@@ -141,7 +141,7 @@ def register(registry: OperatorRegistry) -> None:
     registry.rule(dynamo.MARK)(_dynamo)
     # A step with one of these is lowered as one function: a region of manual sharding must begin and end in the
     # same function, and each group needs one number for the whole program.
-    registry.rule(TO_SHARD, whole_step=True)(_to_shard)
-    registry.rule(TO_WHOLE, whole_step=True)(_to_whole)
-    registry.rule(REDUCE_PARTS, whole_step=True)(_reduce_parts)
-    registry.rule(SHARD_AS, whole_step=True)(_shard_as)
+    registry.rule(TO_SHARD, whole_step=True, in_loops="begins")(_to_shard)
+    registry.rule(TO_WHOLE, whole_step=True, in_loops="ends")(_to_whole)
+    registry.rule(REDUCE_PARTS, whole_step=True, in_loops="yes")(_reduce_parts)
+    registry.rule(SHARD_AS, whole_step=True, in_loops="yes")(_shard_as)

@@ -28,6 +28,7 @@ from xla_core.support import counters, indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import numbering
 from xla_spmd.lowering.automatic_sharding import AutomaticSharding
+from xla_spmd.lowering.gathering import Gathering
 from xla_spmd.lowering.propagation import annotated, output_shardings
 from xla_spmd.lowering.uneven_dims import padding
 from xla_spmd.sharding import mode
@@ -360,6 +361,7 @@ class MeshBackend(DeviceBackend):
             mesh_of=self._mesh,
             edges=functools.partial(padding, inputs, results),
             lowering=numbering,
+            gathered=Gathering(entries, input_shardings, fixed, self.count),
         )
 
     def _mesh(self, texts: Iterable[str]) -> ShardyMesh | None:

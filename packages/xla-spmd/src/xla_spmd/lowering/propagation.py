@@ -14,7 +14,7 @@ propagates the shardings through the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -45,6 +45,16 @@ def output_shardings(
     """
     if all(vid in fixed for vid in outputs):
         return [fixed[vid] for vid in outputs]
+    return list(map(known_shardings(entries, inputs, fixed), outputs))
+
+
+def known_shardings(
+    entries: Sequence[Entry], inputs: Mapping[int, str], fixed: Mapping[int, str]
+) -> Callable[[int], str | None]:
+    """A function from value numbers to HLO shardings, None where one does not follow from those that are given.
+
+    ``inputs`` and ``fixed`` are as in ``output_shardings``.
+    """
     groups = _Groups()
     for operation in operations_of(entries):
         _connect(groups, operation)
@@ -52,8 +62,12 @@ def output_shardings(
     for vid, sharding in [*inputs.items(), *fixed.items()]:
         root = groups.find(vid)
         shardings[root] = sharding if shardings.get(root, sharding) == sharding else _CONFLICT
-    propagated = [fixed.get(vid) or shardings.get(groups.find(vid)) for vid in outputs]
-    return [None if sharding == _CONFLICT else sharding for sharding in propagated]
+
+    def known(vid: int) -> str | None:
+        sharding = fixed.get(vid) or shardings.get(groups.find(vid))
+        return None if sharding == _CONFLICT else sharding
+
+    return known
 
 
 def annotated(entries: Iterable[Entry]) -> dict[int, str]:

@@ -213,7 +213,7 @@ class _Search:
         """Make the function of a run, and its calls as (start, end, call)."""
         windows = [view.items[s : s + run.length] for s in run.starts]
         results = self._results(view, run, windows)
-        parameters = _parameters(windows)
+        parameters = parameters_of(windows)
         # The body is an occurrence in which all parameters have different values.
         body = next(i for i, p in enumerate(parameters) if len(set(p)) == len(p))
         weight = float(view.weights[run.starts[0] + run.length] - view.weights[run.starts[0]])
@@ -294,7 +294,7 @@ def _with_common_body(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[li
         yield from patterns.values()
 
 
-def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
+def parameters_of(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
     """For each window, the values that it reads from outside, as operands for the function's parameters."""
     # One column per window, one row per operand from outside. Rows that are equal in every window become one
     # parameter: each distinct row is passed once.
