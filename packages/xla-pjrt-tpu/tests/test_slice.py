@@ -1,4 +1,4 @@
-"""With xla-spmd: one training step over all 256 chips of a slice, compiled by the real compiler."""
+"""With xla-spmd: training steps over the chips of a slice, compiled by the real compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 LAYERS = 4
 
-SCRIPT = """
+OVER_ALL_CHIPS = """
 import json, sys
 import numpy as np
 import torch
@@ -73,18 +73,76 @@ print(json.dumps({
 """
 
 
-def test_gpt_over_all_chips():
-    """Weights and batch are split over both axes, so every chip holds 1/256 of the matrices."""
+FULLY_SHARDED = """
+import json, os, sys
+import numpy as np
+import torch
+from torch import nn
+import torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch_xla.distributed.fsdp import checkpoint_module
+from torch_xla.distributed.spmd import debugging
+from torch_xla.experimental.spmd_fully_sharded_data_parallel import (
+    SpmdFullyShardedDataParallel as FSDPv2,
+)
+from xla_core.extension_api.programs import all_programs, module_text
+from xla_core.extension_api.runtime import trace_of
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(128), nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, x):
+        y = self.up(torch.tanh(self.norm(x) * 0.5 + 0.25).sin() * 2.0)
+        return x + self.down(nn.functional.gelu(y + 0.125).relu() - 0.5)
+
+xr.use_spmd()
+chips = xr.global_runtime_device_count()
+mesh = xs.Mesh(np.arange(chips), (chips, 1), ("fsdp", "tensor"))
+wrapped = [FSDPv2(checkpoint_module(Block().to("xla")), mesh=mesh) for _ in range(int(sys.argv[1]))]
+model = FSDPv2(nn.Sequential(*wrapped).to("xla"), mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.zeros(4 * chips, 64, 128).to("xla").requires_grad_()
+xs.mark_sharding(x, mesh, ("fsdp", None, None))
+found = []
+for choice in (None, "0"):
+    if choice is not None:
+        os.environ["XLA_LOOP_REPEATS"] = choice
+        trace_of(None).forget()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    x.grad = None
+    torch_xla.sync()
+    step = all_programs()[-1]
+    found.append({
+        "loops": module_text(step.program.stablehlo).count("stablehlo.while"),
+        "memory": step.executable.memory_analysis(),
+        "gathers": sum(c.kind == "all-gather" for c in debugging.collectives(step)),
+    })
+print(json.dumps(found))
+"""
+
+
+def run(script, *arguments, **environment):
+    """What a script prints last."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(LAYERS)],
-        env=clean | {"PJRT_DEVICE": "TPU"},
+        [sys.executable, "-c", script, *arguments],
+        env=clean | {"PJRT_DEVICE": "TPU"} | environment,
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_gpt_over_all_chips():
+    """Weights and batch are split over both axes, so every chip holds 1/256 of the matrices."""
+    found = run(OVER_ALL_CHIPS, str(Path(__file__).parent), str(LAYERS))
     assert (found["chips"], found["partitions"]) == (256, 256)
     # the few vectors are whole on each chip; parts of matrices are padded to tiles of 8 x 128
     whole, memory = found["parameters"], found["memory"]
@@ -95,3 +153,13 @@ def test_gpt_over_all_chips():
     assert kinds["all-reduce"] >= 4 * LAYERS
     assert kinds["all-gather"] >= 1
     assert all(nbytes > 0 for _, nbytes in found["collectives"])
+
+
+def test_fully_sharded_layers_are_loops():
+    """Without a word of the user: their weights are gathered, and they are computed again in the backward pass."""
+    # the first layer may stay outside: the loops have 15 or 16 iterations
+    loops, one_by_one = run(FULLY_SHARDED, "16", XLA_AOT_TOPOLOGY="v5e:4x4")
+    assert (loops["loops"], one_by_one["loops"]) == (2, 0)  # forward and backward
+    assert loops["memory"]["temporaries"] < one_by_one["memory"]["temporaries"]
+    assert loops["memory"]["code"] < one_by_one["memory"]["code"]
+    assert 0 < loops["gathers"] < one_by_one["gathers"]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from xla_core.lowering.loops.items import Build, Carried, Element, Invariant, Lifts, Loop, Take
 from xla_core.lowering.loops.search import find_loops
 from xla_core.lowering.repeats.items import CostModel
-from xla_core.testing.operation_sequences import Sequence, layers, planted, rows_of_layers
+from xla_core.testing.operation_sequences import (
+    Sequence,
+    halved_layers,
+    layers,
+    planted,
+    rows_of_layers,
+)
 
 EAGER = CostModel(min_weight=2.0, min_saving=1.0)
 
@@ -123,12 +129,7 @@ def test_what_an_iteration_begins_with_is_kept_once():
 
 
 def test_middle_values_and_the_last_one_alone():
-    sequence = Sequence(16)
-    x, middles = 0, []
-    for layer in range(8):
-        x = sequence.block(x, 1 + layer, "abcdefg")
-        middles.append(x)
-        x = sequence.block(x, 1 + layer, "hijklmn")
+    sequence, middles, x = halved_layers(8)
     (loop,), others = check(sequence, [*middles[2:4], x])
     assert sum(isinstance(step, Take) for step in others) == 2
     (loop,), others = check(sequence, [middles[-1], x])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xla_core.lowering.repeats.items import Call, CostModel
 from xla_core.lowering.repeats.search import find_repeats
-from xla_core.testing.operation_sequences import Sequence, layers, planted
+from xla_core.testing.operation_sequences import Sequence, halved_layers, layers, planted
 
 EAGER = CostModel(min_weight=2.0, min_saving=1.0, per_call=0.0)
 
@@ -90,12 +90,7 @@ def test_backward_in_reverse_order_reads_values_of_each_forward():
 
 
 def test_values_needed_later_are_results():
-    sequence = Sequence(16)
-    x, middles = 0, []
-    for layer in range(8):
-        x = sequence.block(x, 1 + layer, "abcdefg")
-        middles.append(x)
-        x = sequence.block(x, 1 + layer, "hijklmn")
+    sequence, middles, x = halved_layers(8)
     late = sequence.add("sum", *middles)
     plan = check(sequence, [late, x])
     (function,) = plan.functions

@@ -43,6 +43,16 @@ def layers(count: int, *, inputs: int = 64) -> tuple[Sequence, int]:
     return sequence, x
 
 
+def halved_layers(count: int) -> tuple[Sequence, list[int], int]:
+    """Equal layers of two halves, the numbers of what the first halves give, and of the last layer's result."""
+    sequence = Sequence(2 * count)
+    x, middles = 0, []
+    for layer in range(count):
+        middles.append(sequence.block(x, 1 + layer, "abcdefg"))
+        x = sequence.block(middles[-1], 1 + layer, "hijklmn")
+    return sequence, middles, x
+
+
 def planted(source: random.Random) -> tuple[Sequence, list[int]]:
     """Random code around copies of random blocks, some with another key or edge; also a few wanted values."""
     sequence = Sequence(3)
