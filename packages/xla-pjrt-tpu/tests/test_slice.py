@@ -81,11 +81,11 @@ from torch import nn
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from torch_xla.distributed.fsdp import checkpoint_module
 from torch_xla.distributed.spmd import debugging
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import (
     SpmdFullyShardedDataParallel as FSDPv2,
 )
+from torch_xla.utils.checkpoint import checkpoint
 from xla_core.extension_api.programs import all_programs, module_text
 from xla_core.extension_api.runtime import trace_of
 
@@ -95,13 +95,16 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(128), nn.Linear(128, 512), nn.Linear(512, 128)
 
     def forward(self, x):
+        return checkpoint(self.again, x)
+
+    def again(self, x):
         y = self.up(torch.tanh(self.norm(x) * 0.5 + 0.25).sin() * 2.0)
         return x + self.down(nn.functional.gelu(y + 0.125).relu() - 0.5)
 
 xr.use_spmd()
 chips = xr.global_runtime_device_count()
 mesh = xs.Mesh(np.arange(chips), (chips, 1), ("fsdp", "tensor"))
-wrapped = [FSDPv2(checkpoint_module(Block().to("xla")), mesh=mesh) for _ in range(int(sys.argv[1]))]
+wrapped = [FSDPv2(Block().to("xla"), mesh=mesh) for _ in range(int(sys.argv[1]))]
 model = FSDPv2(nn.Sequential(*wrapped).to("xla"), mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.zeros(4 * chips, 64, 128).to("xla").requires_grad_()

@@ -31,8 +31,7 @@ class Chip:
     ``flops`` is FLOP/s in bfloat16, ``hbm_bytes`` the size of HBM, ``hbm`` its rate. A chip has ``links`` to others
     (two for each dimension of the network); ``ici`` is the rate of all links in one direction, ``dcn`` the chip's
     share of its host's network. Rates are bytes per second. ``multipliers`` are explained above. The runtime shows
-    a chip as
-    ``devices`` devices.
+    a chip as ``devices`` devices.
     """
 
     name: str

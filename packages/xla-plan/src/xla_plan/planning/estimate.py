@@ -13,13 +13,12 @@ from xla_plan.planning.chips import Chip
 class Estimate:
     """The estimated seconds of one step, and of each resource as if it were the only limit.
 
-    ``compute`` is the time of the products at the chip's peak, ``hbm`` that of the reads and writes of HBM, ``ici``
-    and
-    ``dcn`` those of the bytes sent over the networks. ``cycles`` is the compiler's own estimate of everything but
-    kernels and networks (the roofline if it makes none), ``kernels`` the time of kernels at the chip's peak.
-    ``seconds`` is the step time, between ``low`` (perfect overlap at the peak) and ``high`` (no overlap, one axis
-    of the network at a time). ``mfu``, ``mfu_low`` and ``mfu_high`` are model FLOPs over peak FLOPs, None if the
-    model's FLOPs are unknown.
+    ``compute`` is the time of the products at the chip's peak, ``hbm`` that of the reads and writes of HBM,
+    ``ici`` and ``dcn`` those of the bytes sent over the networks. ``cycles`` is the compiler's own estimate of
+    everything but kernels and networks (the roofline if it makes none), ``kernels`` the time of kernels at the
+    chip's peak. ``seconds`` is the step time, between ``low`` (perfect overlap at the peak) and ``high`` (no
+    overlap, one axis of the network at a time). ``mfu``, ``mfu_low`` and ``mfu_high`` are model FLOPs over peak
+    FLOPs, None if the model's FLOPs are unknown.
     """
 
     compute: float

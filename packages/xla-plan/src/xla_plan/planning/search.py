@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from xla_core.contract.foreign_values import JsonValue
 from xla_plan.planning import plans
 from xla_plan.planning.chips import Chip, chip_of
 from xla_plan.planning.plans import Plan
+from xla_plan.planning.traffic import Weight, padding, sent
 from xla_plan.steps.candidate import Candidate, Mesh
 
 MSG_MICROBATCHES: Final = (
@@ -21,18 +22,6 @@ MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
 _TRIES: Final = 3
 _OF_BATCH: Final = ("data", "fsdp")
 """The axes that split the batch everywhere: meshes whose other axes are equal are of one kind."""
-_OF_TOKENS: Final = ("data", "fsdp", "sequence", "expert")
-"""The axes that split tokens: along them, copies of a parameter have different gradients."""
-_GATHERED: Final = ("fsdp", "sequence", "expert")
-"""The axes along which a split parameter is gathered where it is used."""
-_GATHERS: Final = 2
-"""How often a split parameter is gathered: for the forward and for the backward pass."""
-_VISITS: Final = 2
-"""The experts that a token goes to, as in GShard and Mixtral; the shapes do not tell."""
-_EXCHANGES: Final = 4 / 3
-"""How often tokens are sent for each weight of an expert: four times for the three of a gated MLP."""
-_HALF: Final = 2
-"""Bytes of an element of gathered parameters and of activations, as steps compute in bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,13 +161,17 @@ def rank(plan: Plan) -> tuple[bool, float]:
 
 def devices_of(topology: str) -> int:
     """The number of chips of a topology such as ``v5e:4x4*2`` or ``v5litepod-16``."""
-    name, _, slices = topology.partition("*")
-    count = int(slices or 1)
+    name, count = topology.partition("*")[0], slices_of(topology)
     if ":" in name:
         return count * math.prod(int(n) for n in name.partition(":")[2].split("x"))
     generation, _, number = name.rpartition("-")
     # names such as v4-8 and v5p-8 count cores, and a chip has two
     return count * int(number) // (2 if generation in ("v2", "v3", "v4", "v5p") else 1)
+
+
+def slices_of(topology: str) -> int:
+    """The number of slices of a topology: 2 of ``v5e:4x4*2``."""
+    return int(topology.partition("*")[2] or 1)
 
 
 def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
@@ -198,7 +191,7 @@ def guess(candidate: Candidate, row: Mapping[str, JsonValue], chip: Chip, limit:
         return Guess(candidate, 0, math.inf, row["error"])
     parts, sizes = row["parts"], dict(candidate.mesh)
     held = parts["parameters"] + parts["optimizer state"] + parts["gradients"]
-    weights = [_Weight(whole, part, axes) for whole, part, axes in row["parameters"]]
+    weights = [Weight(whole, part, axes) for whole, part, axes in row["parameters"]]
     flops = row["model_flops"] or 0.0
     stages, microbatches = sizes.get("stage", 1), candidate.options.get("microbatches")
     iterations, busy = 1, 1
@@ -207,110 +200,15 @@ def guess(candidate: Candidate, row: Mapping[str, JsonValue], chip: Chip, limit:
             return Guess(candidate, held, math.inf, MSG_MICROBATCHES)
         # in the first and last of them, some stages have nothing to compute
         iterations, busy = microbatches + stages - 1, microbatches
-    computed = flops * row["padding"] * _padding(weights, sizes) * iterations / busy
+    computed = flops * row["padding"] * padding(weights, sizes) * iterations / busy
     peak = chip.flops / chip.devices
-    sent = _sent(weights, sizes, flops, iterations) / (chip.ici / chip.devices)
-    seconds = computed / math.prod(sizes.values()) / peak + sent
+    traffic = sent(weights, candidate.mesh, slices_of(candidate.topology), flops, iterations)
+    within = traffic.ici / (chip.ici / chip.devices)
+    # as in ``estimate``: what goes to other slices goes there meanwhile
+    between = traffic.dcn / (chip.dcn / chip.devices)
+    seconds = max(computed / math.prod(sizes.values()) / peak + within, between)
     out = ""
     if held > limit:
         out = f"parameters, their state and gradients alone are {held / limit:.0%} of HBM"
     # per FLOP, as the step's batch may differ between meshes
     return Guess(candidate, held, seconds / flops if flops else seconds, out)
-
-
-def _padding(weights: Sequence[_Weight], sizes: Mapping[str, int]) -> float:
-    """How much more is computed because experts, heads or hidden units do not divide among the chips."""
-    visited = sum(weight.visited for weight in weights)
-    return sum(w.visited * w.padding(sizes) for w in weights) / visited if visited else 1.0
-
-
-def _sent(
-    weights: Sequence[_Weight], sizes: Mapping[str, int], flops: float, iterations: int = 1
-) -> float:
-    """The bytes that a chip sends in a step of ``flops``, from parameters' shapes and how they are split.
-
-    Along an axis that splits tokens, a parameter is either split, and gathered for each pass, or copied, and the
-    gradients of the copies are summed. Experts stay where they are: tokens are sent to them and back, in both
-    passes. Along ``tensor`` activations are summed: for each split weight, once in one of the two passes, with the
-    size of its unsplit side. Along ``sequence`` they are sent from all to all about as often. The stages of a
-    pipeline gather their weights in each of its ``iterations``.
-    """
-    tensor, places = sizes.get("tensor", 1), sizes.get("sequence", 1)
-    visited = sum(weight.visited for weight in weights) or 1
-    tokens = flops / (6 * visited) / math.prod(sizes.values())
-    sent = 0.0
-    for weight in weights:
-        pieces = _product(sizes, weight.gathered)
-        whole = math.prod(weight.part) * pieces
-        times = iterations if "stage" in weight.axes else 1
-        sent += (_GATHERS * _HALF * times + 4) * whole * _others(pieces)
-        copies = _product(sizes, set(_OF_TOKENS) - weight.axes)
-        sent += 2 * 4 * math.prod(weight.part) * _others(copies)
-        if len(weight.whole) < 2:
-            continue
-        activations = weight.layers * _HALF * tokens * min(weight.whole[-2:])
-        if weight.of_experts:
-            activations *= _VISITS
-            sent += _EXCHANGES * activations * _others(sizes["expert"])
-        else:
-            sent += activations * _others(places)
-        if "tensor" in weight.axes:
-            sent += 2 * tensor * activations * _others(tensor)
-    return sent
-
-
-def _product(sizes: Mapping[str, int], axes: Iterable[str]) -> int:
-    return math.prod(sizes.get(axis, 1) for axis in axes)
-
-
-def _others(count: int) -> float:
-    """The share of a value that is on other chips, of ``count`` that have a part each."""
-    return 1 - 1 / count
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """A parameter: its ``whole`` shape, that of one chip's ``part``, and the axes that split each dimension.
-
-    Those of experts are split along ``expert`` in a dimension in front of the last two; other parameters may be
-    split over it, too, and are gathered.
-    """
-
-    whole: Sequence[int]
-    part: Sequence[int]
-    dimensions: Sequence[Sequence[str]]
-
-    @property
-    def axes(self) -> set[str]:
-        """The axes that split it."""
-        return {axis for axes in self.dimensions for axis in axes}
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether tokens are sent to it."""
-        return any("expert" in axes for axes in self.dimensions[:-2])
-
-    @property
-    def gathered(self) -> set[str]:
-        """The axes along which its parts are gathered."""
-        return self.axes & set(_GATHERED) - ({"expert"} if self.of_experts else set())
-
-    @property
-    def layers(self) -> int:
-        """How many layers it is stacked from."""
-        return math.prod(self.whole[: -3 if self.of_experts else -2])
-
-    @property
-    def visited(self) -> float:
-        """How many of its elements a token is multiplied with."""
-        share = _VISITS / self.whole[-3] if self.of_experts else 1.0
-        return math.prod(self.whole) * min(share, 1.0)
-
-    def padding(self, sizes: Mapping[str, int]) -> float:
-        """How much larger all parts of it are than the whole, along the axes that split its products."""
-        computed = {"tensor", "expert"} - self.gathered
-        return math.prod(
-            part * _product(sizes, axes) / whole
-            for part, whole, axes in zip(self.part, self.whole, self.dimensions, strict=True)
-            if not computed.isdisjoint(axes)
-        )
