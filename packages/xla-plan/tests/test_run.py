@@ -166,8 +166,8 @@ from torch import nn
 
 device = torch_xla.device()
 model = nn.Linear(512, int(sys.argv[1])).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(4):
     optimizer.zero_grad()
     loss = model(torch.randn(64, 512).to(device)).square().mean()
     loss.backward()
@@ -186,8 +186,15 @@ def test_a_script_is_planned_as_it_is(command, tmp_path):
     (plan,) = done.plans
     # the step that repeats: forward, and the weight's gradient
     assert plan["figures"]["work"]["flops"] == 2 * 2 * 64 * 512 * 256
-    assert plan["fits"] and plan["estimate"]["mfu"] is None
-    assert plan["memory"]["inputs and padding"] > 4 * 512 * 256
+    # memory by kind and MFU are known from what the optimizer updates and what the step recorded
+    memory, weights = plan["memory"], 512 * 256 + 256
+    assert (memory["parameters"], memory["optimizer state"]) == (4 * weights, 4 * weights)
+    assert 0 < memory["gradients"] <= 4 * weights
+    assert plan["figures"]["parts"]["count"] == weights
+    # what the data needs no gradient for is not recorded: two products, of which one is the forward pass
+    assert plan["figures"]["recorded_flops"] == 2 * 2 * 64 * 512 * 256
+    assert plan["figures"]["model_flops"] == 3 * 2 * 64 * 512 * 256
+    assert plan["fits"] and 0 < plan["estimate"]["mfu"] < 1
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
+from xla_core.extension_api import runtime
 from xla_core.support.counters import all_counters
-from xla_plan.steps.step_flops import StepFlops
+from xla_plan.steps.step_flops import StepFlops, recorded_flops
 
 BATCH, LENGTH, WIDTH, HEADS = 3, 5, 8, 2
 
@@ -86,12 +87,14 @@ def test_counting_leaves_the_step_as_it_is(name, trains):
     compiled = all_counters()["UncachedCompile"]
     with StepFlops() as count:
         kept = step()
+    # those of the entries are the same; with lines recorded, it is known which are of the backward pass
+    assert recorded_flops(runtime.trace_of(None).cur.path()).all == count.flops.all
     torch_xla.sync()
     del kept
     assert all_counters()["UncachedCompile"] == compiled
-    assert count.forward == FORWARD[name]
-    assert bool(count.backward) == trains
-    assert count.model == FORWARD[name] * (3 if trains else 1)
+    assert count.flops.forward == FORWARD[name]
+    assert bool(count.flops.backward) == trains
+    assert count.flops.model == FORWARD[name] * (3 if trains else 1)
 
 
 def test_the_backward_pass_counts_the_products_of_the_gradients_that_are_wanted():
@@ -100,9 +103,9 @@ def test_the_backward_pass_counts_the_products_of_the_gradients_that_are_wanted(
     with StepFlops() as count:
         model(inputs).square().mean().backward()
     first, second = 2 * 15 * 8 * 4, 2 * 15 * 4 * 2
-    assert count.forward == first + second
+    assert count.flops.forward == first + second
     # nobody wants the gradient of the inputs
-    assert count.backward == first + 2 * second
+    assert count.flops.backward == first + 2 * second
 
 
 def test_products_that_are_no_layers_count_by_torchs_formulas():
@@ -111,5 +114,5 @@ def test_products_that_are_no_layers_count_by_torchs_formulas():
     with StepFlops() as count:
         a @ b
         F.conv2d(image, kernel)
-    assert count.forward == 2 * 4 * 6 * 5 + 2 * (3 * 4 * 4) * (2 * 3 * 3)
-    assert count.backward == 0
+    assert count.flops.forward == 2 * 4 * 6 * 5 + 2 * (3 * 4 * 4) * (2 * 3 * 3)
+    assert count.flops.backward == 0

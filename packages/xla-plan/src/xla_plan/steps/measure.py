@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import resource
-import runpy
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,13 +15,15 @@ import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from xla_core.contract.foreign_values import ForeignObject, JsonObject
+from xla_core.contract.foreign_values import JsonObject
 from xla_core.extension_api import programs, runtime
-from xla_core.extension_api.tensors import XLATensor, exact_buffer, storage_of
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_plan.compiled.figures import figures_of
 from xla_plan.steps import optimizer_state
 from xla_plan.steps.candidate import Candidate, Mesh, find_step, is_script
-from xla_plan.steps.step_flops import StepFlops
+from xla_plan.steps.chip_memory import bytes_by_kind, part_of, states_of
+from xla_plan.steps.script import run_script
+from xla_plan.steps.step_flops import Flops, StepFlops
 
 MSG_NO_PROGRAM: Final = (
     "{step} recorded nothing. A step function returns (model, optimizer, step), and calling step() records one "
@@ -44,17 +42,14 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
     what the step function raises, and RuntimeError with the compiler's message if it refuses the program.
     """
     began = time.perf_counter()
-    recorded: dict[str, object] = {"parts": {}, "model_flops": None, "recorded_flops": None}
     if is_script(step):
-        _run_script(step, list(arguments))
-        compiled = programs.all_programs()
+        watch = run_script(step, list(arguments))
+        program = _main_program(step, programs.all_programs())
+        flops = watch.flops.get(program.name, Flops())
+        recorded = _recorded(watch.parts, flops.model or None, flops)
     else:
         recorded, before = _record(step, candidate)
-        compiled = [p for p in programs.all_programs() if p not in before]
-    if not compiled:
-        raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
-    # the training step of a script is the program that runs most often, or the largest of these
-    program = max(compiled, key=lambda p: (p.runs, p.operations))
+        program = _main_program(step, [p for p in programs.all_programs() if p not in before])
     figures = of_program(program, candidate)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
@@ -69,6 +64,17 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
         "from_cache": program.from_cache,
         "host_peak_bytes": used.ru_maxrss * 1024,
     }
+
+
+def _main_program(step: str, compiled: Sequence[programs.StepProgram]) -> programs.StepProgram:
+    """The program that runs most often, or the largest of these: of a script it is the training step."""
+    if not compiled:
+        raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
+    return max(compiled, key=lambda p: (p.runs, p.operations))
+
+
+def _recorded(parts: dict[str, int], model: float | None, flops: Flops) -> dict[str, object]:
+    return {"parts": parts, "model_flops": model, "recorded_flops": flops.all or None}
 
 
 def shapes(
@@ -93,11 +99,11 @@ def shapes(
 
 def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
     model, optimizer, run, flops = _built(step, candidate)
-    rows = [(list(p.shape), list(_part(p)), _axes_of(p)) for p in model.parameters()]
+    rows = [(list(p.shape), list(part_of(p)), _axes_of(p)) for p in model.parameters()]
     padding = max((_padding(t, dict(candidate.mesh)) for t in _data(model, optimizer)), default=1.0)
     del run  # it keeps the data
     return {
-        "parts": _bytes_by_kind(model, optimizer),
+        "parts": bytes_by_kind(model.parameters(), model.buffers(), optimizer),
         "parameters": rows,
         "model_flops": flops,
         "padding": padding,
@@ -106,7 +112,7 @@ def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
 
 def _data(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     """The split tensors that are neither the model's nor the optimizer's."""
-    own = (*model.parameters(), *model.buffers(), *_states(optimizer))
+    own = (*model.parameters(), *model.buffers(), *states_of(optimizer))
     known = {id(storage_of(t)) for t in own if isinstance(t, XLATensor)}
     alive = [t for t in gc.get_objects() if issubclass(type(t), XLATensor) and t.numel()]
     return [t for t in alive if id(storage_of(t)) not in known and any(_axes_of(t))]
@@ -115,7 +121,7 @@ def _data(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> li
 def _padding(tensor: torch.Tensor, sizes: Mapping[str, int]) -> float:
     """How much larger all different parts of a tensor are than the tensor."""
     pieces = math.prod(sizes.get(axis, 1) for axes in _axes_of(tensor) for axis in axes)
-    return math.prod(_part(tensor)) * pieces / tensor.numel()
+    return math.prod(part_of(tensor)) * pieces / tensor.numel()
 
 
 def _axes_of(parameter: torch.Tensor) -> list[list[str]]:
@@ -162,54 +168,13 @@ def _record(step: str, candidate: Candidate) -> tuple[JsonObject, list[programs.
     kept = _counted(run, count)
     torch_xla.sync()
     del kept
-    figures = {
-        "parts": _bytes_by_kind(model, optimizer),
-        "model_flops": flops or count.model,
-        "recorded_flops": count.forward + count.backward,
-    }
-    return figures, before
+    parts = bytes_by_kind(model.parameters(), model.buffers(), optimizer)
+    return _recorded(parts, flops or count.flops.model, count.flops), before
 
 
 def _counted(run: Callable[[], object], count: StepFlops) -> object:
     with count:
         return run()
-
-
-def _bytes_by_kind(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
-) -> dict[str, int]:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return {
-        "parameters": _bytes_on_a_chip(model.parameters()),
-        "buffers": _bytes_on_a_chip(model.buffers()),
-        "optimizer state": _bytes_on_a_chip(_states(optimizer)),
-        # a gradient is split like its parameter
-        "gradients": _bytes_on_a_chip(trained) if optimizer is not None else 0,
-        "count": sum(p.numel() for p in model.parameters()),
-    }
-
-
-def _states(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state."""
-    states = optimizer.state.values() if optimizer is not None else ()
-    return [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
-
-
-def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
-    """The bytes of the tensors' parts on the first device, without the padding of layouts."""
-    different = {id(storage_of(t)): t for t in tensors if isinstance(t, XLATensor)}
-    return sum(math.prod(_part(t)) * t.element_size() for t in different.values())
-
-
-def _part(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of the first device's part of a tensor, or the whole shape if its value is pending."""
-    storage = storage_of(tensor) if isinstance(tensor, XLATensor) else None
-    if storage is None or storage.buffer is None:
-        return tuple(tensor.shape)
-    backend: ForeignObject = storage.trace.backend
-    buffer = exact_buffer(storage.buffer)
-    shape: tuple[int, ...] = backend.client.shards(buffer)[0][1].shape
-    return shape
 
 
 def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, object]:
@@ -222,15 +187,3 @@ def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str,
         "operations": program.operations,
         **figures_of(program.executable, devices, slices),
     }
-
-
-def _run_script(path: str, arguments: list[str]) -> None:
-    """Run a script as ``python script`` does; ``sys.exit`` ends it without an error."""
-    former = sys.argv, list(sys.path)
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        with contextlib.suppress(SystemExit):
-            runpy.run_path(path, run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = former

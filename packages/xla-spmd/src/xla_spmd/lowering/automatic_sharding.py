@@ -19,9 +19,10 @@ from xla_core.contract.foreign_values import CoreTrace
 from xla_core.contract.step_sharding import DATA, PARAMETER, ShardingChoice
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.backends import Recorder
+from xla_core.extension_api.steps import products
 from xla_core.support import counters
 from xla_spmd.lowering import gradient_sharding
-from xla_spmd.lowering.recorded_step import DevicesAsOne, Owners, RecordedStep, products_of
+from xla_spmd.lowering.recorded_step import DevicesAsOne, Owners, RecordedStep
 from xla_spmd.sharding.annotation import Annotation, checked_annotation
 from xla_spmd.sharding.mesh import Mesh
 
@@ -68,7 +69,7 @@ class AutomaticSharding:
         # the cheap tests come first: this runs before every step until one trains
         if self._chosen_from == _PRODUCTS and not _replaces_annotated(trace):
             return
-        if not products_of(trace.cur.path()):
+        if not any(count for _, count in products(trace.cur.path())):
             return
         owners = Owners()
         step = RecordedStep(self._backend, trace, owners)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,8 +22,7 @@ from xla_core.contract.step_sharding import (
 )
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Layout, Recorder, Storage
-from xla_core.extension_api.operators import flops_of
-from xla_core.extension_api.steps import Entry, Lift, Ref, TensorMeta, Trace, operations_of, wanted
+from xla_core.extension_api.steps import Entry, Trace, products, wanted
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
 from xla_spmd.sharding.mesh import Mesh
@@ -128,7 +127,7 @@ class RecordedStep:
         self.devices = backend.count
         self.kind = backend.client.devices()[0].kind
         self.limit = backend.client.memory_info(0).bytes_limit
-        self.flops = products_of(self._entries)
+        self.flops = float(sum(count for _, count in products(self._entries)))
         shapes = {tuple(leaf.shape) for leaf in owners.leaves.values()}
         storages = [trace.touched[position] for position in trace.input_storages]
         self.inputs = [self._describe(s, owners, shapes) for s in storages]
@@ -187,31 +186,3 @@ class RecordedStep:
             if storage.is_pending_in(trace.epoch) and storage.vid in output_indices:
                 pairs.append((slot, output_indices.pop(storage.vid)))
         return tuple(pairs)
-
-
-def products_of(entries: Iterable[Entry]) -> float:
-    """The multiplications and additions of a step's products, without bodies of loops."""
-    total = 0.0
-    for operation in operations_of(entries):  # type: ignore[arg-type]
-        formula = flops_of(operation.plan.overload)
-        if formula is not None:
-            result = [None if m is None else _meta_tensor(m) for m in operation.metas]
-            args = [_example(a) for a in operation.args]
-            kwargs = {name: _example(a) for name, a in operation.kwargs.items()}
-            total += formula(*args, **kwargs, out_val=result[0] if len(result) == 1 else result)
-    return total
-
-
-def _example(operand: object) -> object:
-    """An operand as torch's formulas take it: they read shapes only, so any number stands for a lifted one."""
-    if isinstance(operand, Ref):
-        return _meta_tensor(operand.meta)
-    if isinstance(operand, Lift):
-        return 1
-    if isinstance(operand, (list, tuple)):
-        return type(operand)(map(_example, operand))
-    return operand
-
-
-def _meta_tensor(meta: TensorMeta) -> torch.Tensor:
-    return torch.empty(meta.shape, dtype=meta.dtype, device="meta")
