@@ -35,6 +35,7 @@ ROWS: Final = {
     "256 tokens": step("v5e:4x4", GATHERED, length=256),
     "nothing again": step("v5e:4x4", GATHERED, remat=False),
     "from eight": step("v6e:2x4", (("fsdp", 8),), batch=2),
+    "from eight, and split": step("v5e:4x8", (("fsdp", 8), ("tensor", 4)), batch=4),
     "from four": step("v5e:4x4", (("fsdp", 4), ("tensor", 4)), batch=4),
     "tensor parallel": step("v5e:4x4", (("tensor", 16),), sequences=4),
     "data parallel": step("v5p:2x2x1", (("data", 4),)),
