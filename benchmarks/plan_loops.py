@@ -10,12 +10,11 @@ not pay, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
+from plan_rows import report, tell
 from xla_plan.planning.plans import plan
 from xla_plan.steps.candidate import Candidate
 
@@ -59,25 +58,19 @@ def planned(candidate: Candidate, choice: str) -> dict[str, Any]:
     }
 
 
+def both(name: str) -> dict[str, Any]:
+    """The figures of one row, both ways."""
+    ways = {how: planned(ROWS[name], c) for how, c in (("one by one", "0"), ("loops", "1"))}
+    return {"row": name, "step": ROWS[name].title, **ways}
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--row", action="append", choices=list(ROWS), help="only this; repeat")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    found = []
-    for name in chosen.row or ROWS:
-        row = {"row": name, "step": ROWS[name].title}
-        row |= {how: planned(ROWS[name], c) for how, c in (("one by one", "0"), ("loops", "1"))}
-        found.append(row)
-        print(json.dumps(row, indent=1), flush=True)
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def tell(line: str) -> None:
-    """Progress, beside the figures."""
-    sys.stderr.write(f"{line}\n")
+    report(map(both, chosen.row or ROWS), chosen.json)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any, Final
 
+from plan_rows import report, tell
 from xla_plan.planning.plans import Plan, plan
 from xla_plan.steps.candidate import Candidate
 
@@ -94,10 +94,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     known = known_plans(chosen.plans)
-    found = []
-    for row in ROWS:
-        if chosen.row and row.name not in chosen.row:
-            continue
+
+    def figures(row: Row) -> dict[str, Any]:
         made = known.get(row.candidate.title)
         if made is None:
             planned: Plan
@@ -105,15 +103,10 @@ def main() -> None:
                 f"{STEP}:training_step", [row.candidate], timeout=chosen.timeout, tell=tell
             )
             made = planned.as_json()
-        found.append(compared(row, made))
-        print(json.dumps(found[-1], indent=1), flush=True)
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        return compared(row, made)
 
-
-def tell(line: str) -> None:
-    """Progress, beside the figures."""
-    sys.stderr.write(f"{line}\n")
+    wanted = [row for row in ROWS if not chosen.row or row.name in chosen.row]
+    report(map(figures, wanted), chosen.json)
 
 
 if __name__ == "__main__":

@@ -87,8 +87,10 @@ def recorded_flops(entries: Sequence[Entry]) -> Flops:
     """Those of a recorded step."""
     wholes: dict[tuple[int, ...], int] = {}
     for operation in operations_of(entries):
-        (part, *_) = operation.metas
-        if _name_of(operation.plan.overload) == _TO_PART and part is not None:
+        # other operations may have several results, or none
+        if _name_of(operation.plan.overload) == _TO_PART:
+            (part,) = operation.metas
+            assert part is not None
             wholes[part.shape] = _parts_of(operation.args[0].meta.shape, part.shape)
     flops = Flops()
     for operation, count in products(entries):
