@@ -2,8 +2,8 @@
 
 The environment of a package holds that package (built as a wheel), its ``test`` extra, and what
 those two declare; a sibling from this repository is installed only where it is declared. Two things are made
-once for all environments: the wheels, and a folder with what xla-core needs from elsewhere (torch and jax, half a
-gigabyte): every package requires xla-core, so none sees more in it than it declares.
+once for all environments: the wheels, and a folder with what runs the tests and what xla-core needs from elsewhere
+(torch and jax, half a gigabyte): every package requires xla-core, so none sees more in it than it declares.
 
 ``PACKAGE-py312-torch215-jax011`` is the same environment with another Python, torch or jax: each of the
 three factors may be left out. Without torch and jax factors an environment has the versions of
@@ -12,6 +12,7 @@ three factors may be left out. Without torch and jax factors an environment has 
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import re
 import shutil
@@ -217,10 +218,10 @@ def tox_before_run_commands(tox_env: ToxEnv) -> None:
 
 
 def _share(tox_env: ToxEnv) -> None:
-    """Put the folder that has what xla-core needs from elsewhere on the environment's path, and fill it first."""
+    """Put the folder with what all these environments need from elsewhere on its path, and fill it first."""
     if tox_env.conf.name not in {*package_folders(), *WITH_ALL_WHEELS}:
         return
-    needed = _project(package_folders()["xla-core"])["dependencies"]
+    needed = [*_project(package_folders()["xla-core"])["dependencies"], *_test_runner()]
     python = tox_env.conf["env_python"]
     site = Path(tox_env.conf["env_site_packages_dir"])
     text = "\n".join([*needed, CONSTRAINTS.read_text(), site.parent.name])
@@ -235,6 +236,13 @@ def _share(tox_env: ToxEnv) -> None:
             (folder / "complete").touch()
     own = site.relative_to(tox_env.conf["env_dir"])
     (site / "shared.pth").write_text(f"{folder / own}\n")
+
+
+def _test_runner() -> list[str]:
+    """What runs the tests in every environment: ``deps`` of ``[testenv]``."""
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "tox.ini")
+    return settings["testenv"]["deps"].split()
 
 
 _built: set[str] = set()

@@ -197,16 +197,8 @@ def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
 
 def test_a_long_life_is_noted_and_drawn(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "curves.svg"
-    arguments = [
-        "--minutes",
-        "0.2",
-        "--rounds",
-        "2",
-        "--json",
-        str(figures),
-        "--picture",
-        str(picture),
-    ]
+    files = ["--json", str(figures), "--picture", str(picture)]
+    arguments = ["--minutes", "0.1", "--rounds", "2", *files]
     done = subprocess.run(
         [sys.executable, str(RUN.with_name("long_life.py")), *arguments],
         capture_output=True,

@@ -19,7 +19,7 @@ from xla_core.support import flags
 from xla_pjrt_tpu import slice_job
 
 PODS = Path(__file__).resolve().parents[1] / "examples" / "pods"
-SMALL = ("--length", "64", "--sequences", "16", "--loop", "--attention", "plain")
+SMALL = ("--length", "64", "--sequences", "8", "--loop", "--attention", "plain")
 COUNTS = """
 import json, os, runpy, signal, sys
 sys.path.insert(0, sys.argv[1])

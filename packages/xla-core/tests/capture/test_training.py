@@ -373,6 +373,42 @@ def test_gradients_cleared_outside():
     assert all(map(torch.equal, play(True), play(False)))
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_gradient_that_got_another_storage(kept):
+    """``grad.data = ...`` between two steps: the next gradient is seen, whoever still has the former storage."""
+
+    def play(captured):
+        run, seen, former = Run(OPTIMIZERS["sgd"]), [], []
+        step = capture(run.step) if captured else run.step
+        for i, (x, y) in enumerate(batches(8)):
+            step(x.to(DEVICE), y.to(DEVICE))
+            grad = run.net.last.weight.grad
+            seen.append(grad.cpu())
+            if kept:
+                former.append(grad.data)
+            if i == 5:
+                grad.data = torch.ones_like(grad)
+        return seen
+
+    assert all(map(torch.equal, play(True), play(False)))
+
+
+def test_a_gradient_that_is_added_to_must_keep_its_storage():
+    net = nn.Linear(3, 2).to(DEVICE)
+
+    @capture
+    def accumulate(x):
+        net(x).pow(2).mean().backward()
+
+    x = torch.ones(2, 3, device=DEVICE)
+    for _ in range(5):
+        accumulate(x)
+    former = net.weight.grad.data  # has the storage that a replay would add to
+    net.weight.grad.data = torch.zeros_like(former)
+    with pytest.raises(CaptureError, match=r"the gradient of a parameter of \(2, 3\)"):
+        accumulate(x)
+
+
 def test_a_tensor_saved_for_backward_is_known_to_have_changed():
     run = Run(OPTIMIZERS["sgd"])
     run.train(batches(5), True)

@@ -5,7 +5,6 @@ The sweep in tests/sweeps has more samples and dtypes, tools/op_db_report.py has
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +45,7 @@ def sample_of(op: OpInfo) -> tuple[SampleInput, torch.dtype]:
     """The second sample, as the first often has no dimensions."""
     dtype = next(d for d in DTYPES if d in op.dtypes)
     torch.manual_seed(0)
-    drawn = op.sample_inputs("cpu", dtype, requires_grad=has_gradients(op, dtype))
-    return list(itertools.islice(drawn, 2))[-1], dtype
+    return compare.all_samples(op, dtype, has_gradients(op, dtype), most=2)[-1], dtype
 
 
 def both_ways(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, list[Any]]:

@@ -13,11 +13,10 @@ from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.executed_code import ExecutedCode
+from xla_core.capture.executed_code import ExecutedCode, noticing_prints
 from xla_core.capture.guards import Guards, Snapshot
 from xla_core.capture.matching import wiring
 from xla_core.capture.observation import Observation, Observer
-from xla_core.capture.printing import noticing_prints
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
 from xla_core.contract.foreign_values import ForeignObject

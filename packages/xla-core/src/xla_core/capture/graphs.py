@@ -9,10 +9,10 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
+from xla_core.capture.executed_code import noticing_prints
 from xla_core.capture.guards import Guards
 from xla_core.capture.matching import static_wiring
 from xla_core.capture.observation import Observer
-from xla_core.capture.printing import noticing_prints
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
 from xla_core.execution import runtime

@@ -171,7 +171,8 @@ class Guards:
         for module in modules:
             tables += (*module_tables.tensor_tables(module), module_tables.submodules(module))
         self._tables = tables
-        self._filled = [table for table in tables if table]
+        self._empty = [table for table in tables if not table]
+        self._filled = [table.values() for table in tables if table]
         self._contents = [value for table in tables for value in table.values()]
         self._parameters = reachable.parameters()
         self._modules = modules
@@ -233,9 +234,11 @@ class Guards:
             self._check_slots(self._of_classes, self._class_values)
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
-        contents = itertools.chain.from_iterable(map(dict.values, self._filled))
-        if sum(map(len, self._tables)) != len(self._contents) or any(
-            map(_IS_NOT, contents, self._contents)
+        contents = itertools.chain.from_iterable(self._filled)
+        if (
+            any(self._empty)
+            or sum(map(len, self._filled)) != len(self._contents)
+            or any(map(_IS_NOT, contents, self._contents))
         ):
             self._check_tables()
         if module_tables.hooks_registered() != self._registered:

@@ -25,6 +25,7 @@ from xla_core.capture.guards import Guards
 from xla_core.capture.matching import Buffers, Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
+from xla_core.capture.references import ALONE, PICKED, Constant, Gradients, picker
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
@@ -36,47 +37,11 @@ from xla_core.support import counters
 from xla_core.torch_bridge.operands import Operand, Tree
 
 _BUFFER: Final = operator.attrgetter("buffer")
-_GRAD: Final = operator.attrgetter("grad")
-_STORAGE: Final = operator.attrgetter("_s")
 
 REPLAYED: Final = "CapturedStepReplayed"
 """Counts steps that ran without their Python code."""
 
-
-class _Constant:
-    """Takes the place of a storage, with a constant of the recording as its buffer."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: HeldBuffer) -> None:
-        self.buffer = buffer
-
-
-_EMPTY: Final = _Constant(None)
-
-
-def _counts() -> tuple[int, int, int]:
-    """The reference counts that ``map(getrefcount, ...)`` gives for objects without other references.
-
-    They are those of an object in one list, of a buffer in a storage and a list, and of a gradient in its parameter
-    and a list.
-    """
-    (alone,) = map(getrefcount, [_Constant(None)])
-    owner = [_Constant(object())]
-    held = list(map(_BUFFER, owner))
-    (owned,) = map(getrefcount, map(held.__getitem__, (0,)))
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
-    gradients = [parameter.grad]
-    (gradient,) = map(getrefcount, gradients)
-    return alone, owned, gradient
-
-
-_ALONE, _OWNED, _GRADIENT = _counts()
-
-
-# The number of lists of a replay that contain the storage of an input.
-_LISTS_OF_INPUTS: Final = 3
+_EMPTY: Final = Constant(None)
 
 
 class Replay:
@@ -118,7 +83,10 @@ class Replay:
         self._kept_ints = put(self._ints) if fixed else None
         self._bind_inputs(wiring)
         self._bind_results(wiring)
-        self._bind_gradients(wiring)
+        # the step reads the gradients of parameters that optimizers change, and those that it adds to
+        looked_at = self._numbers.parameters | set(map(id, self._states))
+        self._gradients = Gradients(name, wiring.gradients, guards, looked_at)
+        self._bind_donated()
         self._count_own_references()
         self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
@@ -126,7 +94,7 @@ class Replay:
     # -- making --------------------------------------------------------------------------------
 
     def _bind_inputs(self, wiring: Wiring) -> None:
-        self._inputs: list[Storage | _Constant] = []
+        self._inputs: list[Storage | Constant] = []
         self._arguments: list[tuple[int, int]] = []
         self._states: MutableSequence[Storage] = []
         for slot, one in enumerate(wiring.inputs):
@@ -134,7 +102,7 @@ class Replay:
                 self._arguments.append((slot, one))
                 self._inputs.append(_EMPTY)
             elif isinstance(one, tuple):
-                self._inputs.append(_Constant(one[0]))
+                self._inputs.append(Constant(one[0]))
             else:
                 self._inputs.append(one)
                 self._states.append(one)
@@ -168,6 +136,7 @@ class Replay:
             self._targets.append(one.grad._s)
             positions.append(index[one.value.vid])
         self._positions = positions
+        self._pick_results = picker(positions)
         staged = isinstance(self.program.executable, StagedExecutable)
         # a result that a tensor keeps; when it is computed, all results of the program are
         self._watched = None if staged or not wiring.written or not positions else positions[0]
@@ -182,23 +151,14 @@ class Replay:
         needed += [one.value.slot for one in self._fresh]
         self._kept_slots = tuple({slot for slot in needed if slot is not None})
 
-    def _bind_gradients(self, wiring: Wiring) -> None:
-        """Note the parameters whose gradients the step sets, and those whose gradients it reads."""
-        self._gradient_owners = [one.parameter for one in wiring.gradients]
-        self._gradients = [one.grad for one in wiring.gradients]
-        self._must_be_none = [one.parameter for one in wiring.gradients if one.none]
-        slots = ((i, one.slot) for i, one in enumerate(wiring.gradients))
-        self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
-        own = set(map(id, self._gradient_owners))
-        # the step reads the gradients of parameters that optimizers change, and those that it adds to
-        looked_at = self._numbers.parameters | set(map(id, self._states))
-        self._other_parameters = [
-            p
-            for p in self._guards.parameters()
-            if id(p) not in own
-            and (self._guards.names_gradients or id(p) in looked_at or _gradient_id(p) in looked_at)
-        ]
-        self._other_gradients = list(map(_GRAD, self._other_parameters))
+    def _bind_donated(self) -> None:
+        """Note which inputs' references are counted, and which others may be without a buffer."""
+        self._pick_donated = picker(self.donated)
+        self._unshared_donated = [PICKED] * len(self.donated)
+        looked_at = set(range(len(self._inputs))) - set(self.donated)
+        looked_at.update(self._kept_slots, (slot for slot, _ in self._arguments))
+        looked_at.update(slot for _, slot in self._passed)
+        self._pick_looked_at = picker(sorted(looked_at))
 
     def _count_own_references(self) -> None:
         """Count the replay's own references to each state; a state without other references has been dropped."""
@@ -206,7 +166,8 @@ class Replay:
         held: dict[int, int] = {}
         for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
             held[id(s)] = held.get(id(s), 0) + 1
-        self._own_references = [held[id(s)] + _ALONE - 1 for s in self._states]
+        self._own_references = [held[id(s)] + ALONE - 1 for s in self._states]
+        self._last_references: list[int] = []
 
     @property
     def numbers(self) -> np.ndarray:
@@ -229,7 +190,7 @@ class Replay:
             self._check(arguments)
             buffers = self._collect(arguments)
             for slot in self.donated:
-                buffers[slot] = trace.backend.copy(buffers[slot])
+                buffers[slot] = trace.backend.copy(self._computed(buffers, slot))
             return buffers
 
     def compare(self, buffers: list[HeldBuffer], seen: Observation) -> None:
@@ -241,7 +202,7 @@ class Replay:
             self._differs("it is another program")
         for kept, one in zip(self._sources, seen.inputs, strict=True):
             same = one.argument == kept if isinstance(kept, int) else one.storage is kept
-            if not (same or (isinstance(kept, _Constant) and one.uploaded)):
+            if not (same or (isinstance(kept, Constant) and one.uploaded)):
                 self._differs(f"it takes another tensor of {one.storage.meta}")
         self._numbers.compare(seen)
         trace = self.trace
@@ -250,7 +211,7 @@ class Replay:
         buffers += [put(np.array(seen.ints, np.int64))] if seen.ints else []
         results: list[Operand] = []
         run_step.launch(trace, self.program, buffers, results, (), recorded=self._blank)
-        gradients = [p.grad for p in self._gradient_owners]
+        gradients = [p.grad for p in self._gradients.owners]
         targets = self._targets[: len(self._targets) - len(gradients)]
         targets += [g._s for g in gradients]
         for s, position in zip(targets, self._positions, strict=True):
@@ -258,7 +219,7 @@ class Replay:
             if first.tobytes() != second.tobytes():
                 text = errors.MSG_CHECK_VALUE.format(number=position, meta=s.meta)
                 self._differs(text)
-        self._gradients[:] = gradients
+        self._gradients.tensors[:] = gradients
         self._targets[:] = targets
 
     def _differs(self, why: str) -> None:
@@ -281,7 +242,7 @@ class Replay:
             buffers = self._collect(arguments)
             adopted = self._adopted(buffers)
             kept: Buffers = {slot: buffers[slot] for slot in self._kept_slots}
-            attached = self._free_gradients() if self._gradients else True
+            attached = self._free_gradients()
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
             self._protect(buffers, safe)
             floats = numbers.advance()
@@ -296,7 +257,8 @@ class Replay:
                     trace.backend.put_numbers(self._draw()) if kept_ints is None else kept_ints
                 )
             results: list[Operand] = []
-            values = map(results.__getitem__, self._positions)
+            # taken from the results when these are there
+            values = itertools.chain.from_iterable(map(self._pick_results, (results,)))
             work = itertools.chain(binding(self._targets, values), adopted)
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
@@ -309,25 +271,19 @@ class Replay:
                 raise
             self._end(arguments, results, kept)
             if not attached:
-                self._set_gradients()
+                self._gradients.attach()
             counters.increment(REPLAYED)
             return self._give(arguments, results, kept)
 
     def _check(self, arguments: Sequence[XLATensor]) -> None:
         """Raise CaptureError if something has changed since the recording."""
         self._guards.check()
-        if any(map(operator.le, map(getrefcount, self._states), self._own_references)):
-            self._tell_dropped()
-        if any(map(operator.is_not, map(_GRAD, self._other_parameters), self._other_gradients)):
-            self._tell_gradient()
-        for p in self._must_be_none:
-            if p.grad is not None:
-                raise refuse(
-                    errors.MSG_GRADIENT, name=self._name, what=f"a parameter of {tuple(p.shape)}"
-                )
-        for i, _ in self._read_gradients:
-            if self._gradient_owners[i].grad is not self._gradients[i]:
-                self._tell_gradient_of(self._gradient_owners[i])
+        references = list(map(getrefcount, self._states))
+        if references != self._last_references:
+            if any(map(operator.le, references, self._own_references)):
+                self._tell_dropped()
+            self._last_references = references
+        self._gradients.check(self._inputs)
         self._numbers.check()
         storages = [t._s for t in arguments]
         if len(set(map(id, storages))) != len(storages) or not self._state_ids.isdisjoint(
@@ -341,32 +297,31 @@ class Replay:
         what = f"a tensor of {self._states[number].meta} that the step holds"
         raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
-    def _tell_gradient(self) -> None:
-        for p, old in zip(self._other_parameters, self._other_gradients, strict=True):
-            if p.grad is not old:
-                self._tell_gradient_of(p)
-
-    def _tell_gradient_of(self, p: torch.Tensor) -> None:
-        what = f"the gradient of a parameter of {tuple(p.shape)}"
-        raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
-
     def _collect(self, arguments: Sequence[XLATensor]) -> list[HeldBuffer]:
-        """The buffers of the program's inputs, in its order."""
-        inputs, trace = self._inputs, self._trace
+        """The buffers of the program's inputs, in its order.
+
+        None for a donated state that is not computed yet, if the step neither returns nor passes it on.
+        """
+        inputs = self._inputs
         for slot, number in self._arguments:
             inputs[slot] = arguments[number]._s
         try:
             buffers = list(map(_BUFFER, inputs))
-            if self._mesh or any(map(operator.is_, buffers, itertools.repeat(None))):
+            looked_at = self._pick_looked_at(buffers)
+            if self._mesh or any(map(operator.is_, looked_at, itertools.repeat(None))):
                 buffers = [self._ready(s) for s in inputs]
             return buffers
         finally:
             for slot, _ in self._arguments:
                 inputs[slot] = _EMPTY
-            del trace
 
-    def _ready(self, s: Storage | _Constant) -> HeldBuffer:
-        if isinstance(s, _Constant):
+    def _computed(self, buffers: Sequence[HeldBuffer], slot: int) -> HeldBuffer:
+        """The buffer in ``slot``, also of a state for which ``_collect`` gave None."""
+        buffer = buffers[slot]
+        return self._ready(self._inputs[slot]) if buffer is None else buffer
+
+    def _ready(self, s: Storage | Constant) -> HeldBuffer:
+        if isinstance(s, Constant):
             return s.buffer
         trace = self._trace
         trace.compute(s)
@@ -384,17 +339,17 @@ class Replay:
         return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[HeldBuffer], safe: bool) -> None:
-        """Replace donated buffers by copies if they have other references; all of them unless it is ``safe``."""
-        donated = self.donated
-        if not donated:
-            return
-        counts = list(map(getrefcount, map(buffers.__getitem__, donated)))
-        if safe and max(counts) <= _OWNED:
+        """Replace donated buffers by copies if they have other references; all of them unless it is ``safe``.
+
+        Donated inputs that are not computed yet are, as None has many other references.
+        """
+        counts = list(map(getrefcount, self._pick_donated(buffers)))
+        if safe and counts == self._unshared_donated:
             return
         copied = self._trace.backend.copy
-        for slot, count in zip(donated, counts, strict=True):
-            if not safe or count > _OWNED:
-                buffers[slot] = copied(buffers[slot])
+        for slot, count in zip(self.donated, counts, strict=True):
+            if not safe or count > PICKED:
+                buffers[slot] = copied(self._computed(buffers, slot))
                 self.program.copied_donations += 1
 
     def _draw(self) -> np.ndarray:
@@ -431,31 +386,17 @@ class Replay:
 
         Returns whether the parameters already have the gradients that the step will fill.
         """
-        gradients = self._gradients
-        attached = list(map(operator.is_, map(_GRAD, self._gradient_owners), gradients))
-        counts = list(map(getrefcount, gradients))
-        storages = list(map(getrefcount, map(_STORAGE, gradients)))
-        slots = dict(self._read_gradients)
-        if all(attached) and max(counts) <= _GRADIENT and max(storages) <= _OWNED and not slots:
+        first = len(self._targets) - len(self._gradients.tensors)
+        storages = self._targets[first:]
+        if self._gradients.are_unshared(storages):
             return True
-        first = len(self._targets) - len(gradients)
-        for i, slot in enumerate(map(slots.get, range(len(gradients)))):
-            own = _OWNED if slot is None else _OWNED + _LISTS_OF_INPUTS
-            if counts[i] <= (_GRADIENT if attached[i] else _ALONE) and storages[i] <= own:
-                continue
-            fresh = self._trace.from_buffer(None, gradients[i]._s.meta)
+        del storages
+        for number, slot, fresh in self._gradients.renewed(self._trace, self._targets, first):
             if slot is not None:
-                self._states[self._states.index(self._inputs[slot])] = fresh._s
-                self._inputs[slot] = self._sources[slot] = fresh._s
-            gradients[i] = fresh
-            self._targets[first + i] = fresh._s
+                self._states[self._states.index(self._inputs[slot])] = fresh
+                self._inputs[slot] = self._sources[slot] = fresh
+            self._targets[first + number] = fresh
         return False
-
-    def _set_gradients(self) -> None:
-        """Set the parameters' gradients to those of the step."""
-        for p, g in zip(self._gradient_owners, self._gradients, strict=True):
-            if p.grad is not g:
-                p.grad = g
 
     def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> Tree:  # fmt: skip
         """The function's result."""
@@ -486,12 +427,6 @@ class Replay:
             else:
                 given.append(r.same)
         return pytree.tree_unflatten(given, self._spec)
-
-
-def _gradient_id(p: torch.Tensor) -> int:
-    """The id of the storage of a parameter's gradient, 0 if it has none."""
-    grad = p.grad
-    return id(grad._s) if isinstance(grad, XLATensor) else 0
 
 
 def shown(s: Storage, view: View | None) -> torch.Tensor:

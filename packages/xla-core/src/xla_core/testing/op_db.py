@@ -5,8 +5,10 @@ The database (``torch.testing._internal``) lists nearly every operator with samp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 from unittest import mock
 
 import scipy.special
@@ -26,6 +28,8 @@ from xla_core.testing.against_cpu import (
     gradients,
     leaves,
 )
+
+T = TypeVar("T")
 
 # In which dtype the truth is computed when a result is not near the CPU's in the dtype itself.
 REFERENCE = {
@@ -93,7 +97,7 @@ def name_of(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _listed(samples: Callable[[], Iterable[object]]) -> list[object]:
+def _listed(samples: Callable[[], Iterable[T]]) -> list[T]:
     """What the database gives; it does not look for the ``unittest.TestCase`` that asks, for there is none.
 
     It would look through the stack and read the source line of each frame, twice for each sample: nine tenths of
@@ -106,9 +110,16 @@ def _listed(samples: Callable[[], Iterable[object]]) -> list[object]:
         return list(samples())
 
 
-def all_samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool = False) -> list[SampleInput]:
-    """The database's samples of the operator's operands, on the CPU."""
-    return _listed(lambda: op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+def all_samples(
+    op: OpInfo, dtype: torch.dtype, requires_grad: bool = False, most: int | None = None
+) -> list[SampleInput]:
+    """The database's samples of the operator's operands, on the CPU: the first ``most`` (default: all)."""
+
+    def drawn() -> Iterable[SampleInput]:
+        samples = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+        return itertools.islice(samples, most)
+
+    return _listed(drawn)
 
 
 def all_mistakes(op: OpInfo) -> list[ErrorInput]:
