@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from xla_core.testing import forked_programs
+from xla_core.support import forked_programs
 
 
 def pytest_collection_finish() -> None:
@@ -59,6 +59,14 @@ def program_servers() -> Iterator[Iterator[forked_programs.Server]]:
         yield in_turns
 
 
+_FILE = """
+import runpy, sys
+sys.argv[:] = {command}
+sys.path[0] = {folder!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture
 def run_program(
     tmp_path: Path, program_servers: Iterator[forked_programs.Server]
@@ -82,16 +90,33 @@ def run_program(
 
 
 @pytest.fixture
-def run_tool() -> Callable[..., str]:
+def run_file(
+    program_servers: Iterator[forked_programs.Server],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script with arguments, as ``python FILE`` would; the finished process.
+
+    Its process has torch and jax already. Keywords are environment variables, beside those that there are.
+    """
+
+    def run(path: Path, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(path), *map(str, arguments)]
+        return next(program_servers).run(
+            _FILE.format(command=command, folder=str(path.parent)),
+            cwd=str(Path.cwd()), environment={**os.environ, **environment}, timeout=300,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def run_tool(run_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Run a script of ``tools/`` with arguments, without settings of this project; what it printed."""
 
     def run(name: str, *arguments: Any) -> str:
-        tool = Path(__file__).parent / "tools" / name
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
-        done = subprocess.run(
-            [sys.executable, tool, *map(str, arguments)],
-            capture_output=True, text=True, timeout=300, env=environment,
-        )  # fmt: skip
+        with monkeypatch.context() as patch:
+            for variable in [v for v in os.environ if v.startswith("XLA_")]:
+                patch.delenv(variable)
+            done = run_file(Path(__file__).parent / "tools" / name, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

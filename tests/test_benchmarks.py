@@ -95,16 +95,10 @@ def test_saving_takes_about_one_tensor_of_memory():
     assert figures["ratio"] < 1.3, figures
 
 
-def test_the_ways_to_compile_a_step_agree(tmp_path):
+def test_the_ways_to_compile_a_step_agree(run_file, tmp_path):
     target = tmp_path / "figures.json"
     arguments = ["--model", "mlp_8_layers", "--rounds", "2", "--steps", "2", "--json", str(target)]
-    done = subprocess.run(
-        [sys.executable, str(RUN.with_name("compiled.py")), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-    )
+    done = run_file(RUN.with_name("compiled.py"), *arguments, PJRT_DEVICE="CPU")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(target.read_text())["models"]["mlp_8_layers"]
     assert figures["dynamo_graphs"] == 2  # one forward, one backward
@@ -112,17 +106,11 @@ def test_the_ways_to_compile_a_step_agree(tmp_path):
     assert all(f["host_ms"] <= f["step_ms"] for f in figures["ways"].values())
 
 
-def test_sharded_training_is_held_against_jax(tmp_path):
+def test_sharded_training_is_held_against_jax(run_file, tmp_path):
     script = RUN.parent / "spmd_against_jax.py"
     figures = tmp_path / "figures.json"
     options = ["--strategy", "fsdp", "--rounds", "2", "--steps", "1", "--json", str(figures)]
-    result = subprocess.run(
-        [sys.executable, str(script), *options],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "SPMD_BENCHMARK_SIZE": "1 64 32 16"},
-    )
+    result = run_file(script, *options, SPMD_BENCHMARK_SIZE="1 64 32 16")
     # 1 when the losses of the two differ
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(figures.read_text())["strategies"]["fsdp"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 _TRAINS = '''
 import hashlib, json, os
@@ -54,15 +51,14 @@ print(json.dumps(found))
 '''
 
 
-def test_the_same_bits_cold_and_warm_and_again(tmp_path):
+def test_the_same_bits_cold_and_warm_and_again(run_file, tmp_path):
     script = tmp_path / "trains.py"
     script.write_text(_TRAINS)
     runs = []
     for _ in ("cold", "warm"):
-        process = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
-            env={**os.environ, "PJRT_DEVICE": "CPU", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")},
-        )  # fmt: skip
+        process = run_file(
+            script, PJRT_DEVICE="CPU", XLA_PERSISTENT_CACHE_PATH=str(tmp_path / "cache")
+        )
         assert process.returncode == 0, process.stderr
         runs.append(json.loads(process.stdout.splitlines()[-1]))
     cold, warm = runs

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -242,13 +240,10 @@ print(x.dtype, y.dtype, z.dtype, x.cpu()[0].item(), y.cpu()[0].item())
 """
 
 
-def test_bfloat16_behind_the_users_dtype(tmp_path):
+def test_bfloat16_behind_the_users_dtype(run_file, tmp_path):
     script = tmp_path / "script.py"
     Path(script).write_text(BFLOAT16)
-    environment = {**os.environ, "LTC_USE_BF16": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run_file(script, LTC_USE_BF16="1")
     assert done.stdout.split() == [
         "torch.float32", "torch.float64", "torch.bfloat16", "1.0", "1.0",
     ], done.stderr  # fmt: skip

@@ -35,7 +35,7 @@ RAW = {
     f"{CORE}jax_bridge/coordinator_process.py": (3, "a child's environment, and what jaxlib prints"),
     f"{CORE}plugins/neuron.py": (10, "sets what Neuron's runtime reads; torchrun's variables"),
     f"{CORE}torch_features/jax_coexistence.py": (4, "a variable of jax's, set while jax is imported"),
-    f"{CORE}testing/forked_programs.py": (5, "the environment of a program, whole"),
+    f"{CORE}support/forked_programs.py": (5, "the environment of a program, whole"),
     f"{CORE}api/script_utils.py": (2, "variables that the caller names"),
     f"{DEBUG}cli/doctor.py": (2, "looks for names that nothing reads"),
     f"{SPMD}sharding/mode.py": (1, "sets the variable of the mode for child processes"),

@@ -41,36 +41,54 @@ finally:
 """
 
 
-def start(*arguments, **variables):
-    """The script in a process with eight CPU devices, unless ``variables`` say otherwise."""
+def environment(variables):
+    """That of a process with eight CPU devices, unless ``variables`` say otherwise."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "PJRT_", "TPU_"))}
     # what it learns does not depend on how well its programs are compiled
-    given = {
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": "8",
-        "XLA_COMPILE_EFFORT": "fast",
-        **variables,
-    }
+    given = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "XLA_COMPILE_EFFORT": "fast"}
+    return kept | given | variables
+
+
+def start(*arguments, **variables):
+    """The script in a process of its own."""
     command = [sys.executable, "-c", COUNTS, str(PODS), str(PODS / "train.py"), *arguments]
     return subprocess.Popen(
-        command, env=kept | given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment(variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-def end(process, status=0, begins=""):
+@pytest.fixture
+def train(program_servers, tmp_path):
+    """Run the script to its end: what ``reported`` says of it."""
+
+    def run(*arguments, status=0, begins="", **variables):
+        argv = [str(PODS), str(PODS / "train.py"), *arguments]
+        done = next(program_servers).run(
+            f"import sys\nsys.argv[1:] = {argv}\n{COUNTS}",
+            cwd=str(tmp_path), environment=environment(variables), timeout=300,
+        )  # fmt: skip
+        return reported(done.returncode, done.stdout, done.stderr, status, begins)
+
+    return run
+
+
+def reported(returncode, out, err, status=0, begins=""):
     """The losses that it printed by step, and its counts of programs; what it printed matches ``begins``."""
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == status, err[-3000:]
+    assert returncode == status, err[-3000:]
     assert re.match(begins, out), out
     counts = json.loads(out.splitlines()[-1])
     return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
 
 
-def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(tmp_path):
+def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(train, tmp_path):
     """One test, as all compare with the first run: two processes with four devices each stand for two hosts."""
     cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs")}
     arguments = ("--mesh", "fsdp=8", "--steps", "20", *SMALL)
-    trained, _ = end(start(*arguments, **cache))
+    trained, _ = train(*arguments, **cache)
     assert list(trained) == [10, 20]
     assert float(trained[20]) < float(trained[10]) < 6.93  # the logarithm of 1024 tokens
 
@@ -80,9 +98,9 @@ def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(
         assert float(loss) == pytest.approx(float(trained[step]), abs=0.002)
 
     saved = ("--checkpoints", str(tmp_path / "run"))
-    losses, _ = end(start(*arguments, *saved, **cache, END_AFTER="step 10:"), status=143)
+    losses, _ = train(*arguments, *saved, **cache, END_AFTER="step 10:", status=143)
     assert losses == {10: trained[10]}
-    losses, _ = end(start(*arguments, *saved, **cache), begins=r"begins at step 1[1-9]\n")
+    losses, _ = train(*arguments, *saved, **cache, begins=r"begins at step 1[1-9]\n")
     assert losses == {20: trained[20]}  # bit-equal, as far as is printed
 
 
@@ -93,7 +111,8 @@ def two_hosts(*arguments):
         address = f"127.0.0.1:{free.getsockname()[1]}"
     given = {"XLA_COORDINATOR_ADDRESS": address, "XLA_PROCESS_COUNT": "2", "CPU_NUM_DEVICES": "4"}
     hosts = [start(*arguments, **given, XLA_PROCESS_INDEX=str(index)) for index in range(2)]
-    return [end(host)[0] for host in hosts]
+    ended = [host.communicate(timeout=300) for host in hosts]
+    return [reported(host.returncode, *texts)[0] for host, texts in zip(hosts, ended, strict=True)]
 
 
 def test_the_recipes_start_what_there_is(monkeypatch):
@@ -124,7 +143,7 @@ def test_the_recipes_start_what_there_is(monkeypatch):
     assert [variable["name"] for variable in container["env"]] == ["CHECKPOINTS"]
 
 
-def test_a_host_finds_all_programs_of_a_run_that_only_compiled(tmp_path):
+def test_a_host_finds_all_programs_of_a_run_that_only_compiled(train, tmp_path):
     """The real compiler for four chips, twice: the second process stands for a host."""
     if util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: its wheels are for Linux on x86-64")
@@ -145,8 +164,8 @@ def test_a_host_finds_all_programs_of_a_run_that_only_compiled(tmp_path):
         "--sequences",
         "4",
     )
-    _, compiled = end(start(*arguments, **ahead))
+    _, compiled = train(*arguments, **ahead)
     # parameters, the first step, in which the optimizer creates its state, and the others
     assert compiled == {"UncachedCompile": 3, "PersistentCacheHit": 0}
-    _, found = end(start(*arguments, **ahead, XLA_PERSISTENT_CACHE_READ_ONLY="1"))
+    _, found = train(*arguments, **ahead, XLA_PERSISTENT_CACHE_READ_ONLY="1")
     assert found == {"UncachedCompile": 0, "PersistentCacheHit": 3}

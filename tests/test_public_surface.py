@@ -33,6 +33,7 @@ PUBLIC_SUPPORT = {
         "flight_files",
         "flight_report",
         "flight_ring",
+        "forked_programs",
         "indivisible",
         "once",
         "own_packages",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import os
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,16 +111,10 @@ def test_a_captured_training_is_the_same(example, capsys):
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu, the compiler, is not installed: its wheels are for Linux on x86-64",
 )
-def test_the_whole_script_is_compiled_for_tpus_that_are_not_here():
+def test_the_whole_script_is_compiled_for_tpus_that_are_not_here(run_file):
     """Every value read is zero; what is compiled is what a TPU would run, with nothing on the CPU."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--epochs", "1"],
-        env=os.environ
-        | {"PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": "v5e:2x2", "XLA_AOT_READS": "zeros"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ahead = {"PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": "v5e:2x2", "XLA_AOT_READS": "zeros"}
+    done = run_file(EXAMPLE, "--epochs", "1", **ahead)
     assert done.returncode == 0, done.stderr
     assert "epoch 1/1: train loss 0.0000" in done.stdout
     assert "ran 21 times" in done.stdout  # the step of all batches but the first

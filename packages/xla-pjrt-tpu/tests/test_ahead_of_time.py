@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -36,18 +33,6 @@ USES = ("arguments", "outputs", "temporaries", "aliased", "code")
 PADDING = 1.35
 # As HLO spells the dtypes of arguments.
 HLO_NAMES = {"float32": "f32", "int64": "s64"}
-
-
-def run(code, *arguments, **environment):
-    """Run Python code with the TPU chosen, as a user would; returns the finished process."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=clean | {"PJRT_DEVICE": "TPU"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 def client_of(topology):
@@ -238,10 +223,10 @@ print("value", loss.item(), model[0].weight.cpu().abs().max().item())
 """
 
 
-def test_script_is_compiled_kept_and_walked_through(tmp_path):
+def test_script_is_compiled_kept_and_walked_through(run_on_tpu, tmp_path):
     """A read is refused; with zeros the whole script runs, with the programs that were kept."""
     settings = {"XLA_AOT_TOPOLOGY": "v5e:4x4", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")}
-    first = run(SCRIPT, **settings)
+    first = run_on_tpu(SCRIPT, **settings)
     a = first.stdout.splitlines()
     assert a[1] == "16 TPU torch.float64 True"
     assert a[2].startswith(str(generation("v5e").memory_bytes))
@@ -249,7 +234,7 @@ def test_script_is_compiled_kept_and_walked_through(tmp_path):
     assert first.returncode == 1
     assert "there is no value to read" in first.stderr and "float32[]" in first.stderr
     assert "XLA_AOT_READS=zeros" in first.stderr
-    second = run(SCRIPT, **settings, XLA_AOT_READS="zeros")
+    second = run_on_tpu(SCRIPT, **settings, XLA_AOT_READS="zeros")
     assert second.returncode == 0, second.stderr
     b = second.stdout.splitlines()
     assert b[:3] == a[:3]  # names and figures are the stored ones
@@ -280,11 +265,11 @@ for _ in range(2):
 """
 
 
-def test_steps_are_those_that_a_device_with_values_records():
+def test_steps_are_those_that_a_device_with_values_records(run_on_tpu):
     """Or a host with chips would not find what was compiled for them."""
     chosen = 'from xla_core.extension_api.runtime import use_topology; use_topology("v5e:2x2")'
-    ahead = run(STEPS.format(choose=chosen))
-    real = run(STEPS.format(choose=""), PJRT_DEVICE="NULL")
+    ahead = run_on_tpu(STEPS.format(choose=chosen))
+    real = run_on_tpu(STEPS.format(choose=""), PJRT_DEVICE="NULL")
     assert (ahead.returncode, real.returncode) == (0, 0), ahead.stderr + real.stderr
     assert ahead.stdout == real.stdout
     assert ahead.stdout.count("outputs [") == 2 and "bernoulli_" in ahead.stdout
@@ -345,14 +330,16 @@ print(json.dumps([keys, {name: found.get(name, 0) for name in ("UncachedCompile"
 """
 
 
-def test_the_first_step_on_chips_finds_what_was_compiled_for_their_topology(tmp_path):
+def test_the_first_step_on_chips_finds_what_was_compiled_for_their_topology(run_on_tpu, tmp_path):
     """The whole key is the same; the host's client is a stand-in in what it reports, and compiles nothing."""
     settings = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"), "XLA_CACHE_PREFETCH": "0"}
-    ahead = run(FIRST_STEP, "ahead", XLA_AOT_TOPOLOGY="v5e:2x2", XLA_AOT_READS="zeros", **settings)
+    ahead = run_on_tpu(
+        FIRST_STEP, "ahead", XLA_AOT_TOPOLOGY="v5e:2x2", XLA_AOT_READS="zeros", **settings
+    )
     assert ahead.returncode == 0, ahead.stderr
     keys, counts = json.loads(ahead.stdout.splitlines()[-1])
     assert counts == {"UncachedCompile": len(keys), "PersistentCacheHit": 0} and keys
-    host = run(FIRST_STEP, "host", **settings)
+    host = run_on_tpu(FIRST_STEP, "host", **settings)
     assert host.returncode == 0, host.stderr
     keys_there, counts = json.loads(host.stdout.splitlines()[-1])
     for ours, theirs in zip(keys, keys_there, strict=True):
@@ -394,8 +381,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
-def test_model_of_eight_billion_parameters_is_never_allocated():
-    done = run(MEMORY)
+def test_model_of_eight_billion_parameters_is_never_allocated(run_on_tpu):
+    done = run_on_tpu(MEMORY)
     assert done.returncode == 0, done.stderr
     numbers, peak = done.stdout.splitlines()
     parameters, arguments = map(int, numbers.split())
@@ -420,8 +407,8 @@ for attempt in (
 """
 
 
-def test_with_a_device_that_has_values():
+def test_with_a_device_that_has_values(run_on_tpu):
     """There ``meta`` tensors stay an error, and a topology comes too late."""
-    refused, late = run(LATE, PJRT_DEVICE="NULL").stdout.splitlines()
+    refused, late = run_on_tpu(LATE, PJRT_DEVICE="NULL").stdout.splitlines()
     assert "meta" in refused
     assert late.startswith("RuntimeError the NULL client is already running")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -191,25 +187,22 @@ for partition_spec in (spec, None):
 """
 
 
-def run(script):
+@pytest.fixture
+def printed(run_on_tpu):
     """The lines that a script printed, run for the topology."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
-    settings = {"PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": TOPOLOGIES[0]}
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env=clean | settings,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+
+    def run(script):
+        done = run_on_tpu(script, XLA_AOT_TOPOLOGY=TOPOLOGIES[0])
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
 
 
-def test_kernels_in_a_script():
-    assert run(SCRIPT) == ["flash 3", "own 1", "payload 1 True", "jax ()"]
+def test_kernels_in_a_script(printed):
+    assert printed(SCRIPT) == ["flash 3", "own 1", "payload 1 True", "jax ()"]
 
 
-def test_kernels_over_a_mesh():
+def test_kernels_over_a_mesh(printed):
     """With a partition spec each chip has its batches and heads, without it all of them."""
-    assert run(SPLIT) == ["3 True", "3 True"]
+    assert printed(SPLIT) == ["3 True", "3 True"]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import collections
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -129,23 +126,21 @@ print(json.dumps(found))
 """
 
 
-def run(script, *arguments, **environment):
+@pytest.fixture
+def printed(run_on_tpu):
     """What a script prints last."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=clean | {"PJRT_DEVICE": "TPU"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def run(script, *arguments, **environment):
+        done = run_on_tpu(script, *arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
 
 
-def test_gpt_over_all_chips():
+def test_gpt_over_all_chips(printed):
     """Weights and batch are split over both axes, so every chip holds 1/256 of the matrices."""
-    found = run(OVER_ALL_CHIPS, str(Path(__file__).parent), str(LAYERS))
+    found = printed(OVER_ALL_CHIPS, str(Path(__file__).parent), str(LAYERS))
     assert (found["chips"], found["partitions"]) == (256, 256)
     # the few vectors are whole on each chip; parts of matrices are padded to tiles of 8 x 128
     whole, memory = found["parameters"], found["memory"]
@@ -158,10 +153,10 @@ def test_gpt_over_all_chips():
     assert all(nbytes > 0 for _, nbytes in found["collectives"])
 
 
-def test_fully_sharded_layers_are_loops():
+def test_fully_sharded_layers_are_loops(printed):
     """Without a word of the user: their weights are gathered, and they are computed again in the backward pass."""
     # the first layer may stay outside: the loops have 15 or 16 iterations
-    loops, one_by_one = run(FULLY_SHARDED, "16", XLA_AOT_TOPOLOGY="v5e:4x4")
+    loops, one_by_one = printed(FULLY_SHARDED, "16", XLA_AOT_TOPOLOGY="v5e:4x4")
     assert (loops["loops"], one_by_one["loops"]) == (2, 0)  # forward and backward
     assert loops["memory"]["temporaries"] < one_by_one["memory"]["temporaries"]
     assert loops["memory"]["code"] < one_by_one["memory"]["code"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from xla_pjrt_tpu import libtpu
@@ -60,15 +56,8 @@ print("while" in program.optimized_hlo(), program.memory_analysis()["temporaries
 """
 
 
-def test_a_program_for_a_bound_compiles_for_tpus():
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
-    process = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=clean | {"PJRT_DEVICE": "TPU", "XLA_VARYING_SHAPES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def test_a_program_for_a_bound_compiles_for_tpus(run_on_tpu):
+    process = run_on_tpu(SCRIPT, XLA_VARYING_SHAPES="1")
     assert process.returncode == 0, process.stderr
     # the recurrent net is a loop; the figures are libtpu's
     assert process.stdout.splitlines() == ["True True"]

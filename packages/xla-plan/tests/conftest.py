@@ -57,23 +57,26 @@ def extension_path(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def server(program_servers):
+    """One for all scripts, of which each is a test's only one."""
+    return next(program_servers)
+
+
 @pytest.fixture
-def script(extension_path):
+def script(extension_path, server):
     """``script(code, **environment)`` runs Python on eight CPU devices with this package found: its process.
 
     Its programs are compiled fast: what is looked at does not depend on how well.
     """
     kept = ("XLA_", "TPU_", "PJRT_", "CPU_NUM_DEVICES")
 
-    def run(code, *, with_plan=True, **environment):
+    def run(code, **environment):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(kept)}
         chosen = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "XLA_COMPILE_EFFORT": "fast"}
         clean |= {**chosen, **environment}
-        if with_plan:
-            clean["PYTHONPATH"] = f"{extension_path}:{clean.get('PYTHONPATH', '')}"
-        return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env=clean, capture_output=True, text=True, timeout=300, cwd=ROOT,
-        )  # fmt: skip
+        found = f"import sys\nsys.path.insert(0, {str(extension_path)!r})\n"
+        code = found + textwrap.dedent(code)
+        return server.run(code, cwd=str(ROOT), environment=clean, timeout=300)
 
     return run

@@ -15,11 +15,11 @@ import torch_xla
 import torch_xla.runtime as xr
 from torch_xla import stablehlo
 from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
-from xla_core.compilation import program_table
+from xla_core.compilation import memory_mappings, program_table
 from xla_core.contract import events
 from xla_core.execution import runtime
 from xla_core.recording.evictable import Table
-from xla_core.support import counters, memory_mappings
+from xla_core.support import counters
 
 COUNT = 'lambda: open("/proc/self/maps", "rb").read().count(b"\\n")'
 needs_maps = pytest.mark.skipif(
@@ -34,7 +34,8 @@ needs_small_limit = pytest.mark.skipif(
 OCCUPY = f"""
 import ctypes, time
 import torch, torch_xla
-from xla_core.support import counters, memory_mappings
+from xla_core.compilation import memory_mappings
+from xla_core.support import counters
 count = {COUNT}
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p

@@ -53,7 +53,7 @@ def test_of_meshes_that_take_the_same_time_the_one_with_more_room_is_compiled(co
     """Copies along ``data`` send what parts along twice the ``fsdp`` send, and hold twice as much."""
     done = command(
         "search", f"{LLAMA}:training_step", "--topology", "v5e:2x2", "--axes", "data,fsdp",
-        "--set", "size=tiny", "--set", "length=128", "--set", "sequences=4", "--compile", "1",
+        "--set", "size=tiny", "--set", "layers=1", "--set", "length=128", "--set", "sequences=4", "--compile", "1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ranked = [line.split(":")[1].strip() for line in done.stderr.splitlines() if "GiB held" in line]

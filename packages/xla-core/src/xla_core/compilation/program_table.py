@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final
 
+from xla_core.compilation import memory_mappings
 from xla_core.contract import events
 from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Program
 from xla_core.contract.foreign_values import Attribute
 from xla_core.lowering.program_failures import Value
 from xla_core.recording.evictable import Kept
 from xla_core.recording.storage import Backend
-from xla_core.support import caches, counters, flags, memory_mappings
+from xla_core.support import caches, counters, flags
 from xla_core.torch_bridge.torch_private import release_free_memory
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from xla_core.capture.replay import Replay
 from xla_core.compilation import disk_cache
 from xla_core.compilation.build_program import key_text
 from xla_core.compilation.disk_cache import PersistentCache
+from xla_core.compilation.memory_mappings import count as count_memory_mappings
 from xla_core.dispatch import index_ranges
 from xla_core.dispatch.resolve import make_handler
 from xla_core.execution import index_checks
@@ -30,7 +31,6 @@ from xla_core.operators.target import lowering_for, target_of
 from xla_core.recording import trace, xla_tensor
 from xla_core.recording.entry import Root
 from xla_core.support import counters
-from xla_core.support.memory_mappings import count as count_memory_mappings
 from xla_core.torch_bridge.torch_private import release_free_memory
 from xla_core.varying import families
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from xla_core.contract.foreign_values import JsonObject, JsonValue
+from xla_core.support import forked_programs
 from xla_plan.planning import depths
 from xla_plan.planning.chips import chip_of
 from xla_plan.planning.estimate import Estimate, advice, estimate
@@ -29,6 +31,11 @@ _TOO_LARGE: Final = re.compile(
     r"(?P<limit>[\d.]+)(?P<unit>[KMGT])"
 )
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_WORKER: Final = """
+import sys
+from xla_plan.steps import worker
+sys.exit(worker.main(*{arguments!r}))
+"""
 MSG_DIED: Final = (
     "the process that compiled it ended with status {status} and without a result: {tail}"
 )
@@ -136,24 +143,34 @@ def ask_worker(
     if cache is not None:
         environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache.resolve())
     with tempfile.TemporaryDirectory() as folder:
-        question, result, log = (Path(folder) / name for name in ("request", "result", "log"))
+        question, result = (Path(folder) / name for name in ("request", "result"))
         question.write_text(json.dumps(request))
-        command = [sys.executable, "-m", "xla_plan.steps.worker", str(question), str(result)]
+        code = _WORKER.format(arguments=(str(question), str(result)))
         status: int | str
-        with log.open("w") as output:
-            try:
-                done = subprocess.run(
-                    command, env=environment, stdout=output, stderr=output, timeout=timeout
-                )
-                status = done.returncode
-            except subprocess.TimeoutExpired:
-                status = f"(stopped after {timeout:.0f} s)"
+        try:
+            done = _server().run(
+                code, cwd=str(Path.cwd()), environment=environment, timeout=timeout
+            )
+            status, log = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired as expired:
+            status, log = (
+                f"(stopped after {timeout:.0f} s)",
+                str(expired.stdout) + str(expired.stderr),
+            )
         if result.is_file():
             answer: dict[str, object] = json.loads(result.read_text())
         else:
-            tail = " ".join(log.read_text(errors="replace").split()[-60:])
+            tail = " ".join(log.split()[-60:])
             answer = {"error": MSG_DIED.format(status=status, tail=tail)}
     return answer
+
+
+@functools.cache
+def _server() -> forked_programs.Server:
+    """The process that the workers are forked from: what they all import is imported once."""
+    server = forked_programs.Server(hash_seed=0)
+    atexit.register(server.close)
+    return server
 
 
 def plan_of(candidate: Candidate, figures: Mapping[str, JsonValue]) -> Plan:

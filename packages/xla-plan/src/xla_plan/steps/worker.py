@@ -1,4 +1,4 @@
-"""The process that measures: ``python -m xla_plan.steps.worker REQUEST RESULT`` (two files of JSON).
+"""What a process that measures runs: ``main(REQUEST, RESULT)``, the names of two files of JSON.
 
 A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or ``meshes``,
 for which only the shapes of parameters are computed.
@@ -56,7 +56,3 @@ def _answer(wanted: JsonObject) -> dict[str, object]:
 
 def _mesh(pairs: list[list[JsonValue]]) -> Mesh:
     return tuple((name, size) for name, size in pairs)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))

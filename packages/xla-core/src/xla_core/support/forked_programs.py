@@ -1,7 +1,7 @@
 """Runs Python programs in processes that are forked from one which has imported torch and jax.
 
-Both imports take seconds of processor time in every process, which is more than most programs of a test take;
-so does what torch imports for its first optimizer or the first compiled function.
+Both imports take seconds of processor time in every process, which is more than many programs take; so does what
+torch imports for its first optimizer or the first compiled function.
 Nothing of this project is imported before the fork: a program attaches the device and reads its environment
 variables as a new interpreter would. What looks at imports themselves, or sets variables that torch, jax or
 Python read when they start, needs a new interpreter.
@@ -27,6 +27,13 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Final, TypedDict
 
+__all__ = [
+    "PRELOADED",
+    "READ_EARLY",
+    "Server",
+    "servers",
+]
+
 PRELOADED = (
     "numpy", "torch", "jax", "jax.numpy", "jax.scipy.special", "jaxlib.mlir.dialects.builtin",
     "jaxlib.mlir.dialects.stablehlo", "jaxlib.mlir.dialects.mhlo", "torch.optim", "torch._dynamo",
@@ -48,15 +55,18 @@ _LAST_WORDS = 1.0
 
 
 class Server:
-    """A process that forks others. ``hash_seed`` is their PYTHONHASHSEED: it is fixed before the fork."""
+    """A process that forks others. ``hash_seed`` is their PYTHONHASHSEED: it is fixed before the fork.
 
-    def __init__(self, hash_seed: int) -> None:
+    Keywords are environment variables that the server's own imports find changed.
+    """
+
+    def __init__(self, hash_seed: int, **environment: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(hash_seed),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "OMP_NUM_THREADS": "1",
+            **environment,
         }
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
@@ -66,14 +76,14 @@ class Server:
         self._connection = ours
 
     def run(
-        self, code: str, *, cwd: str, environment: Mapping[str, str], timeout: float
+        self, code: str, *, cwd: str, environment: Mapping[str, str], timeout: float | None
     ) -> subprocess.CompletedProcess[str]:
         """Run ``code`` as ``python -c`` would, with exactly this environment; what it printed and its status.
 
         A program that a signal ended has the negative number of the signal as its status. Raises
-        subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds: with what
-        it wrote and, in its last lines, where its threads were. Raises ValueError for a variable that only a new
-        interpreter would obey.
+        subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds (None: there
+        is no limit): with what it wrote and, in its last lines, where its threads were. Other exceptions, such as
+        Ctrl-C's, kill it as well. Raises ValueError for a variable that only a new interpreter would obey.
         """
         early = (k for k in environment if k.startswith(READ_EARLY))
         if late := {k for k in early if environment[k] != os.environ.get(k)}:
@@ -87,15 +97,23 @@ class Server:
             output, error = out.read().decode(), err.read().decode()
         command = ["python", "-c", code]
         if status is None:
+            assert timeout is not None
             expired = subprocess.TimeoutExpired(command, timeout, output, error)
             expired.add_note(MSG_TOOK_TOO_LONG.format(error=error))
             raise expired
         return subprocess.CompletedProcess(command, status, output, error)
 
-    def _status(self, timeout: float) -> int | None:
+    def _status(self, timeout: float | None) -> int | None:
         """How the program ended; None, and it is killed, if it has not ended after ``timeout`` seconds."""
         pid = int(self._connection.recv(64))
-        if (status := self._wait(timeout)) is None:
+        try:
+            status = self._wait(timeout)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._wait(None)
+            raise
+        if status is None:
             with contextlib.suppress(ProcessLookupError):  # it ended just now
                 os.kill(pid, signal.SIGQUIT)
             if self._wait(_LAST_WORDS) is None:
@@ -129,7 +147,7 @@ def servers() -> Iterator[Iterator[Server]]:
 
     def in_turns() -> Iterator[Server]:
         for seed in (1, 2):
-            started.append(Server(seed))
+            started.append(Server(seed, OMP_NUM_THREADS="1"))
             yield started[-1]
         while True:
             yield from started
@@ -183,7 +201,7 @@ def _become(request: _Request, out: int, err: int) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = ["-c"]
-    sys.path[0] = ""
+    sys.path.insert(0, "")
 
 
 def _autoload() -> None:
@@ -194,6 +212,9 @@ def _autoload() -> None:
 
 
 def _main() -> None:
+    del sys.path[
+        0
+    ]  # the folder of this file: its modules must not be found as ``flags`` or ``messages``
     for name in PRELOADED:
         importlib.import_module(name)
     # Neither the collections of a forked program nor the last one, at its end, walk over all of torch and jax:

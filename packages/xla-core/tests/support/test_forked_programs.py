@@ -1,0 +1,51 @@
+"""Programs that tests run in forked processes: what is known of one that does not end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+
+def test_a_program_that_takes_too_long_says_where_it_was(program_servers, tmp_path, monkeypatch):
+    code = "import time\nprint('begun', flush=True)\ndef waits():\n    time.sleep(1000)\nwaits()\n"
+    monkeypatch.setenv(
+        "TORCH_DEVICE_BACKEND_AUTOLOAD", "0"
+    )  # as the server has it: it begins at once
+    environment = dict(os.environ)
+    server = next(program_servers)
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        server.run(code, cwd=str(tmp_path), environment=environment, timeout=3)
+    assert caught.value.stdout == "begun\n"
+    assert 'File "<string>", line 4 in waits' in caught.value.stderr
+    assert "line 4 in waits" in caught.value.__notes__[0]
+    again = server.run("print(1)", cwd=str(tmp_path), environment=environment, timeout=60)
+    assert (again.returncode, again.stdout) == (0, "1\n")
+
+
+def test_an_interrupt_ends_the_program_as_well(program_servers, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    begun = tmp_path / "begun"
+    code = f"import os, time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+
+    def interrupt(*_):
+        if not (begun.exists() and begun.read_text()):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            return
+        raise KeyboardInterrupt
+
+    server, environment = next(program_servers), dict(os.environ)
+    former = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            server.run(code, cwd=str(tmp_path), environment=environment, timeout=None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+    again = server.run("print(1)", cwd=str(tmp_path), environment=environment, timeout=60)
+    assert (again.returncode, again.stdout) == (0, "1\n")
