@@ -106,6 +106,17 @@ def test_the_ways_to_compile_a_step_agree(run_file, tmp_path):
     assert all(f["host_ms"] <= f["step_ms"] for f in figures["ways"].values())
 
 
+def test_a_call_of_a_compiled_model_is_taken_apart(run_file, tmp_path):
+    target = tmp_path / "figures.json"
+    arguments = ["--model", "mlp_8_layers", "--rounds", "1", "--json", str(target)]
+    done = run_file(RUN.with_name("compiled_parts.py"), *arguments, PJRT_DEVICE="CPU")
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads(target.read_text())["mlp_8_layers"]
+    assert parts["guards"] > 0 and parts["lazy"] > 0
+    total = sum(parts[name] for name in ("guards", "wrappers", "ours", "launch"))
+    assert total == pytest.approx(parts["openxla"])
+
+
 def test_sharded_training_is_held_against_jax(run_file, tmp_path):
     script = RUN.parent / "spmd_against_jax.py"
     figures = tmp_path / "figures.json"
@@ -161,6 +172,15 @@ def test_new_programs_are_counted_and_compute_what_the_cpu_does(tmp_path):
         assert row["xla"]["values"] == pytest.approx(row["cpu"]["values"], rel=2e-3, abs=2e-3)
         assert all(figures["cpu_ms"] > 0 for figures in row.values())
     assert "generation" in done.stdout
+
+
+def test_operators_that_run_by_themselves_are_timed_and_right(run_file):
+    done = run_file(RUN.with_name("eager_mode.py"), "--worker", "eager", PJRT_DEVICE="CPU")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert len(figures) == 6 and all(one["right"] for one in figures.values())
+    # to compile takes longer than to find what was compiled
+    assert all(one["first_ms"] > one["again_ms"] > 0 for one in figures.values())
 
 
 def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
