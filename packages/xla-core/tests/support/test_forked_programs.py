@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
+
+from xla_core.support import forked_programs
 
 
 def test_a_program_that_takes_too_long_says_where_it_was(program_servers, tmp_path, monkeypatch):
@@ -49,3 +53,45 @@ def test_an_interrupt_ends_the_program_as_well(program_servers, tmp_path, monkey
         os.kill(int(begun.read_text()), 0)
     again = server.run("print(1)", cwd=str(tmp_path), environment=environment, timeout=60)
     assert (again.returncode, again.stdout) == (0, "1\n")
+
+
+def test_a_server_that_was_killed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    server = forked_programs.Server(1)
+    environment = dict(os.environ)
+    code = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
+    options = {"cwd": str(tmp_path), "environment": environment, "timeout": 60}
+    for _ in range(2):  # while a program runs, and when there is no server
+        with pytest.raises(ChildProcessError, match="ended with status -9: killed, or out of mem"):
+            server.run(code, **options)
+    server.close()
+
+
+def test_a_program_ends_with_the_process_that_wants_it(tmp_path, run_interpreter):
+    begun = tmp_path / "begun"
+    run_interpreter(
+        f"""
+        import os, pathlib, signal, threading, time
+        from xla_core.support.forked_programs import Server
+        begun = pathlib.Path({str(begun)!r})
+        code = "import os, time; open({str(begun)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+        options = dict(cwd=".", environment=dict(os.environ), timeout=None)
+        server = Server(1)
+        threading.Thread(target=server.run, args=(code,), kwargs=options, daemon=True).start()
+        while not (begun.exists() and begun.read_text()):
+            time.sleep(0.05)
+        os._exit(0)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    program, until = int(begun.read_text()), time.monotonic() + 30
+    while is_running(program):
+        assert time.monotonic() < until, "the program goes on"
+        time.sleep(0.05)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -18,6 +18,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -48,6 +49,11 @@ READ_EARLY = ("PYTHON", "TORCH_", "JAX_", "LD_")
 MSG_READ_EARLY: Final = "{names}: read before the fork; run this program in a new interpreter"
 
 MSG_TOOK_TOO_LONG: Final = "it was at:\n{error}"
+
+MSG_SERVER_ENDED: Final = (
+    "the process that starts programs ended with status {status}: killed, or out of memory; "
+    "what it wrote is above"
+)
 
 _MAX_REQUEST = 1 << 20
 _LAST_WORDS = 1.0
@@ -83,18 +89,22 @@ class Server:
         A program that a signal ended has the negative number of the signal as its status. Raises
         subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds (None: there
         is no limit): with what it wrote and, in its last lines, where its threads were. Other exceptions, such as
-        Ctrl-C's, kill it as well. Raises ValueError for a variable that only a new interpreter would obey.
+        Ctrl-C's, kill it as well. Raises ValueError for a variable that only a new interpreter would obey, and
+        ChildProcessError if the server has ended.
         """
         early = (k for k in environment if k.startswith(READ_EARLY))
         if late := {k for k in early if environment[k] != os.environ.get(k)}:
             raise ValueError(MSG_READ_EARLY.format(names=", ".join(sorted(late))))
         request = json.dumps({"code": code, "cwd": cwd, "environment": dict(environment)}).encode()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            socket.send_fds(self._connection, [request], [out.fileno(), err.fileno()])
+            try:
+                socket.send_fds(self._connection, [request], [out.fileno(), err.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._ended() from None
             status = self._status(timeout)
             for file in (out, err):
                 file.seek(0)
-            output, error = out.read().decode(), err.read().decode()
+            output, error = (file.read().decode(errors="replace") for file in (out, err))
         command = ["python", "-c", code]
         if status is None:
             assert timeout is not None
@@ -105,13 +115,14 @@ class Server:
 
     def _status(self, timeout: float | None) -> int | None:
         """How the program ended; None, and it is killed, if it has not ended after ``timeout`` seconds."""
-        pid = int(self._connection.recv(64))
+        pid = self._number()
         try:
             status = self._wait(timeout)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            self._wait(None)
+            with contextlib.suppress(ChildProcessError):
+                self._wait(None)
             raise
         if status is None:
             with contextlib.suppress(ProcessLookupError):  # it ended just now
@@ -124,11 +135,24 @@ class Server:
     def _wait(self, seconds: float | None) -> int | None:
         self._connection.settimeout(seconds)
         try:
-            return int(self._connection.recv(64))
+            return self._number()
         except TimeoutError:
             return None
         finally:
             self._connection.settimeout(None)
+
+    def _number(self) -> int:
+        """The next answer."""
+        try:
+            answer = self._connection.recv(64)
+        except ConnectionResetError:
+            answer = b""
+        if not answer:
+            raise self._ended()
+        return int(answer)
+
+    def _ended(self) -> ChildProcessError:
+        return ChildProcessError(MSG_SERVER_ENDED.format(status=self._process.wait()))
 
     def close(self) -> None:
         """End the server."""
@@ -174,8 +198,21 @@ def _serve(connection: socket.socket) -> str | None:
         os.close(out)
         os.close(err)
         connection.send(str(pid).encode())
+        _end_with(connection, pid)
         _, status = os.waitpid(pid, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with contextlib.suppress(BrokenPipeError):
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _end_with(connection: socket.socket, pid: int) -> None:
+    """Return when the program has ended; it is killed if the process that wants it ends before."""
+    program = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([program, connection.fileno()], [], [])
+        if program not in ready:  # nothing is sent meanwhile: the connection has been closed
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(program)
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int], int, object]:

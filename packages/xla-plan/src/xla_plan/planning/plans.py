@@ -157,6 +157,9 @@ def ask_worker(
                 f"(stopped after {timeout:.0f} s)",
                 str(expired.stdout) + str(expired.stderr),
             )
+        except ChildProcessError as error:
+            _server.cache_clear()  # the next candidate gets a new one
+            return {"error": str(error)}
         if result.is_file():
             answer: dict[str, object] = json.loads(result.read_text())
         else:
