@@ -40,9 +40,7 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
 SAMPLES = {torch.float32: 8}
 SAMPLES_OTHERWISE = 4
 NO_SUCH = "XLA has no such decomposition for all devices"
-RARE = "a beta operator that no module of torch.nn reaches"
 FALLBACKS = {
-    "aten::hash_tensor": RARE,
     "aten::linalg_ldl_factor_ex": NO_SUCH,
     "aten::linalg_ldl_solve": NO_SUCH,
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",

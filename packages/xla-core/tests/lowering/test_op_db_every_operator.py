@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the database calls deprecat
 GROUPS = 32
 ABOUT_COMPRESSED_TENSORS = {"sparse.mm.reduce", "sparse.sampled_addmm"}
 ON_THE_CPU = {
-    "aten::hash_tensor",
     "aten::linalg_ldl_factor_ex",
     "aten::linalg_ldl_solve",
     "aten::special_airy_ai",
