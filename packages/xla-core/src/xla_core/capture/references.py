@@ -140,8 +140,7 @@ class Gradients:
     ) -> Iterator[tuple[int, int | None, Storage]]:
         """Use new tensors in place of those with other references, or with another storage (``grad.data = ...``).
 
-        Gives their numbers, input slots and new storages.
-        The gradients' storages are the ``targets`` from ``first`` on.
+        Gives their numbers, input slots and new storages; the gradients' are the ``targets`` from ``first`` on.
         """
         tensors = self.tensors
         self._replacements = Replacements.count

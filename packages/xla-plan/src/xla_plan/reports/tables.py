@@ -50,8 +50,8 @@ def show(plans: Sequence[Plan], console: Console) -> None:
 def _host(plan: Plan) -> str:
     took = plan.figures["seconds"]
     return (
-        f"  compiled in {took['compile']:.0f} s ({took['processor']:.0f} s of processor time with everything "
-        f"before it), {_bytes(plan.figures['host_peak_bytes'])} of host memory"
+        f"  compiled in {took['compile']:.0f} s ({took['processor']:.0f} s of processor time with recording "
+        f"the step), {_bytes(plan.figures['host_peak_bytes'])} of host memory"
     )
 
 

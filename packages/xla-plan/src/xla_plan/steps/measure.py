@@ -58,7 +58,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
         "seconds": {
             "all": time.perf_counter() - began,
             "compile": program.compile_seconds,
-            # of the whole process; it does not depend on other work on the machine
+            # of the whole process, which has imported torch before; other work on the machine does not count
             "processor": used.ru_utime + used.ru_stime,
         },
         "from_cache": program.from_cache,
