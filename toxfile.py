@@ -13,12 +13,15 @@ three factors may be left out. Without torch and jax factors an environment has 
 from __future__ import annotations
 
 import configparser
+import contextlib
+import functools
 import hashlib
 import re
 import shutil
+import subprocess
 import threading
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +180,10 @@ def _varied(
     )
 
 
+_states: list[State] = []
+"""The state of this call of tox."""
+
+
 @impl
 def tox_extend_envs() -> Iterable[str]:
     """The environments' names: the folders' names, alone and with the matrix' factors."""
@@ -186,6 +193,7 @@ def tox_extend_envs() -> Iterable[str]:
 @impl
 def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     """Tell tox what runs by default and what to install where, before it reads any section."""
+    _states[:] = [state]
     folders = package_folders()
     core_conf.loaders.insert(0, MemoryLoader(env_list=EnvList([*DEFAULT_ENVIRONMENTS, *folders])))
     seeds = state.conf.memory_seed_loaders
@@ -200,29 +208,42 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
 @impl
 def tox_on_install(tox_env: ToxEnv, arguments: object, section: str, of_type: str) -> None:
     """Let the environment have what all share before anything is installed that needs it."""
+    if not _shares(tox_env):
+        _begin_early(tox_env)
     _share(tox_env)
 
 
 @impl
 def tox_before_run_commands(tox_env: ToxEnv) -> None:
     """Make what the environment's own commands install."""
-    folders = package_folders()
-    for folder in folders.values():
-        # what setuptools left from former builds: a wheel would have modules deleted since
-        shutil.rmtree(folder / "build", ignore_errors=True)
     name = tox_env.conf.name
-    if name in folders or name in WITH_ALL_WHEELS:
+    if name in matrix_environments():
+        for folder in package_folders().values():
+            # what setuptools left from former builds: a wheel would have modules deleted since
+            shutil.rmtree(folder / "build", ignore_errors=True)
+    if _shares(tox_env):
         _share(tox_env)
-        names = [text.partition("[")[0] for text in install_names(name, folders)]
-        _build([*(names or folders), *(() if names else ["acme"])], tox_env)
+        python = str(tox_env.conf["env_python"])
+        _build(build_folders(name), python, lambda command: _execute(tox_env, command))
+
+
+def _shares(tox_env: ToxEnv) -> bool:
+    return tox_env.conf.name in {*package_folders(), *WITH_ALL_WHEELS}
 
 
 def _share(tox_env: ToxEnv) -> None:
     """Put the folder with what all these environments need from elsewhere on its path, and fill it first."""
-    if tox_env.conf.name not in {*package_folders(), *WITH_ALL_WHEELS}:
+    if not _shares(tox_env):
         return
+    site = Path(tox_env.conf["env_site_packages_dir"])
+    folder = _fill_shared(tox_env, lambda command: _execute(tox_env, command))
+    own = site.relative_to(tox_env.conf["env_dir"])
+    (site / "shared.pth").write_text(f"{folder / own}\n")
+
+
+def _fill_shared(tox_env: ToxEnv, execute: Callable[[list[str]], object]) -> Path:
+    """The folder with what all environments with this one's Python need, filled by ``execute`` if it is not."""
     needed = [*_project(package_folders()["xla-core"])["dependencies"], *_test_runner()]
-    python = tox_env.conf["env_python"]
     site = Path(tox_env.conf["env_site_packages_dir"])
     text = "\n".join([*needed, CONSTRAINTS.read_text(), site.parent.name])
     folder = SHARED / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -232,10 +253,32 @@ def _share(tox_env: ToxEnv) -> None:
             for old in SHARED.glob("*/"):
                 shutil.rmtree(old)
             pip = [*PIP_INSTALL, "--ignore-installed", "--no-warn-script-location", "--prefix"]
-            _execute(tox_env, [str(python), *pip, str(folder), *needed])
+            execute([str(tox_env.conf["env_python"]), *pip, str(folder), *needed])
             (folder / "complete").touch()
-    own = site.relative_to(tox_env.conf["env_dir"])
-    (site / "shared.pth").write_text(f"{folder / own}\n")
+    return folder
+
+
+_early: list[threading.Thread] = []
+"""The thread that works ahead, once it has begun."""
+
+
+def _begin_early(tox_env: ToxEnv) -> None:
+    """Begin what the environments after this one share, beside its own commands, which use one processor.
+
+    If that fails, the first environment that needs it does it again, and shows why.
+    """
+    selected = set(_states[0].envs.iter()) if _states else set()
+    if _early or "tests" not in selected:
+        return
+    quietly = functools.partial(subprocess.run, check=True, capture_output=True)
+
+    def work() -> None:
+        with contextlib.suppress(subprocess.CalledProcessError, Fail):
+            _fill_shared(tox_env, quietly)
+            _build(build_folders("tests"), str(tox_env.conf["env_python"]), quietly)
+
+    _early.append(threading.Thread(target=work, daemon=True))
+    _early[0].start()
 
 
 def _test_runner() -> list[str]:
@@ -250,12 +293,20 @@ _built: set[str] = set()
 _building = threading.Lock()
 
 
-def _build(names: Iterable[str], tox_env: ToxEnv) -> None:
+def build_folders(name: str) -> list[str]:
+    """The folders whose wheels the environment ``name`` installs."""
+    folders = package_folders()
+    if name in folders:
+        return [text.partition("[")[0] for text in install_names(name, folders)]
+    return [*folders, "acme"]
+
+
+def _build(names: Iterable[str], python: str, execute: Callable[[list[str]], object]) -> None:
     """Build the wheels of these folders that this call of tox has not built yet."""
     with _building:
         missing = [name for name in names if name not in _built]
         if missing:
-            _execute(tox_env, [str(tox_env.conf["env_python"]), *WHEELS[1:], *missing])
+            execute([python, *WHEELS[1:], *missing])
             _built.update(missing)
 
 
