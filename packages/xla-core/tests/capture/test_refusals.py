@@ -99,6 +99,23 @@ def test_an_argument_that_gets_a_gradient():
     refused(capture(step), *inputs, match="sets the gradient of an argument")
 
 
+def test_a_result_with_a_gradient():
+    def step(x):
+        y = x.detach().requires_grad_()
+        (y * y).sum().backward()
+        return y
+
+    refused(capture(step), *[(ones(2),)] * 4, match=r"returns a tensor of .* and gave a gradient")
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_argument_that_is_no_leaf_after_the_step():
+    step = capture(lambda x, y: x.add_(y))
+    y = ones(2).requires_grad_()
+    for _ in range(5):
+        assert step(ones(2), y).tolist() == [2, 2]
+
+
 def test_after_a_refused_read_the_device_goes_on():
     step = capture(lambda x: x * x.sum().item())
     refused(step, *[(ones(2),)] * 3, match="reads a value")

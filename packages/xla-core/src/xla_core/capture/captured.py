@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 import torch
@@ -191,9 +191,18 @@ def observe(
     observed = observer.end(result, parameters, former)
     noticed.check()
     before.check_unchanged(name)
-    if any(t.grad is not grad for t, grad in zip(leaves, given, strict=True)):
+    if any(t.is_leaf and t.grad is not grad for t, grad in zip(leaves, given, strict=True)):
         raise refuse(errors.MSG_ARGUMENT_GRADIENT, name=name)
+    _check_gradients_of_results(name, result, {id(t) for t in (*parameters, *arguments)})
     return observed, result
+
+
+def _check_gradients_of_results(name: str, result: Operand, existed: Set[int]) -> None:
+    """Refuse a result with a gradient, as a replay returns values only; ``existed`` are ids of former tensors."""
+    for leaf in pytree.tree_leaves(result):
+        is_new = isinstance(leaf, XLATensor) and id(leaf) not in existed
+        if is_new and leaf.is_leaf and leaf.grad is not None:
+            raise refuse(errors.MSG_RESULT_GRADIENT, name=name, meta=leaf._s.meta)
 
 
 def detached(result: Operand) -> Operand:

@@ -104,6 +104,10 @@ MSG_ARGUMENT_GRADIENT: Final = (
     "{name}: the step sets the gradient of an argument; a replay would not. Return what "
     "torch.autograd.grad() gives for the argument instead"
 )
+MSG_RESULT_GRADIENT: Final = (
+    "{name}: the step returns a tensor of {meta} that it made and gave a gradient; the result of a replay would "
+    "have none. Return the gradient, too"
+)
 MSG_GRADIENT: Final = (
     "{name}: {what} has a gradient now and had none when the step was recorded, so that a replay would not add "
     "to it. Call zero_grad() before the step, or inside it"

@@ -10,7 +10,7 @@ import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -141,6 +141,33 @@ def _copied(t: torch.Tensor) -> torch.Tensor | None:
     return t.detach().clone() if t.numel() * t.element_size() <= _MOST_BYTES else None
 
 
+# Looking so many keys of a mapping up in one call takes less time than one by one.
+_ONE_LOOKUP: Final = 4
+
+
+class _Items:
+    """Slots in mappings, looked up in C; ``slots`` are in the order in which ``values`` gives their values."""
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        grouped: dict[int, list[Slot]] = {}
+        for slot in slots:
+            grouped.setdefault(id(slot.mapping), []).append(slot)
+        groups = [group for group in grouped.values() if len(group) >= _ONE_LOOKUP]
+        few = [slot for group in grouped.values() if len(group) < _ONE_LOOKUP for slot in group]
+        self.slots = [*few, *itertools.chain(*groups)]
+        self._mappings_of_few = [slot.mapping for slot in few]
+        self._keys_of_few = [slot.key for slot in few]
+        self._mappings = [group[0].mapping for group in groups]
+        self._lookups = [operator.itemgetter(*(slot.key for slot in group)) for group in groups]
+
+    def values(self) -> Iterator[Operand]:
+        """The present values. Raises LookupError, when it comes to a slot that is not there."""
+        return itertools.chain(
+            map(operator.getitem, self._mappings_of_few, self._keys_of_few),
+            itertools.chain.from_iterable(map(operator.call, self._lookups, self._mappings)),
+        )
+
+
 class Guards:
     """The checks before the replays of one recording."""
 
@@ -156,16 +183,14 @@ class Guards:
         self._owners = [s.mapping for s in self._of_classes]
         self._names = [s.key for s in self._of_classes]
         self._class_values = [s.value() for s in self._of_classes]
-        self._items = [
+        self._items = _Items(
             s
             for s in watched
             if not isinstance(s, Attribute) and not isinstance(s.mapping, types.CellType)
-        ]
+        )
         self._cell_objects = [s.mapping for s in self._cells]
         self._cell_values = [s.value() for s in self._cells]
-        self._mappings = [s.mapping for s in self._items]
-        self._keys = [s.key for s in self._items]
-        self._values = [s.value() for s in self._items]
+        self._values = [s.value() for s in self._items.slots]
         modules = [m for _, m in reachable.modules.values()]
         tables: list[dict[str, object]] = []
         for module in modules:
@@ -213,12 +238,11 @@ class Guards:
     def check(self) -> None:
         """Raise CaptureError if something has changed since the recording."""
         try:
-            values = map(operator.getitem, self._mappings, self._keys)
-            changed = any(map(_IS_NOT, values, self._values))
+            changed = any(map(_IS_NOT, self._items.values(), self._values))
         except LookupError:
             changed = True
         if changed:
-            self._check_slots(self._items, self._values)
+            self._check_slots(self._items.slots, self._values)
         try:
             changed = any(map(_IS_NOT, map(_CONTENTS, self._cell_objects), self._cell_values))
         except ValueError:

@@ -1,9 +1,13 @@
-"""Who else refers to what a replay changes: counts of references, and the gradients, which get new tensors then."""
+"""Who else refers to what a replay changes: counts of references, and the gradients, which get new tensors then.
+
+What nobody looks at between two replays is passed on from one to the other (``Lending``).
+"""
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from sys import getrefcount
 from typing import Final
 
@@ -13,7 +17,7 @@ from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards
 from xla_core.capture.matching import NewGradient
-from xla_core.recording.storage import HeldBuffer, Storage
+from xla_core.recording.storage import HeldBuffer, Loan, Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge.operands import Operand
@@ -96,6 +100,11 @@ class Gradients:
         self._storages_of_others = list(map(_storage, self._of_others))
         self._seen = Replacements.count
 
+    @property
+    def are_read(self) -> bool:
+        """Whether the step adds to a gradient."""
+        return bool(self._read)
+
     def check(self, inputs: Sequence[Storage | Constant]) -> None:
         """Raise CaptureError if a gradient is not the one that the step expects; ``inputs`` are its program's."""
         if self._others:
@@ -160,6 +169,99 @@ class Gradients:
         for p, g in zip(self.owners, self.tensors, strict=True):
             if p.grad is not g:
                 p.grad = g
+
+
+# A loan costs a little more to begin and to recall than one ordinary run, so it comes after so many of these, and
+# after twice as many each time that it has not lasted.
+_RUNS_BEFORE_LENDING: Final = 2
+_MOST_RUNS_BEFORE_LENDING: Final = 256
+_LASTING_RUNS: Final = 8
+
+
+class Lending:
+    """Passes what a step reads and writes on to its next run, until someone looks at one of these tensors.
+
+    The caller holds the trace's lock, and says whether the program and the call allow it.
+    """
+
+    def __init__(self) -> None:
+        self._loan = Loan()
+        self._began = False
+        self._lasted = 0
+        self._wait = self._left = _RUNS_BEFORE_LENDING
+        self._constants: list[HeldBuffer] = []
+        self._numbers: list[int] = []
+        self._arrange = picker(())
+
+    @property
+    def active(self) -> bool:
+        """Whether nobody has looked at the tensors since the last run."""
+        return self._loan.active
+
+    def inputs(
+        self, arguments: Sequence[XLATensor], ready: Callable[[Storage], HeldBuffer]
+    ) -> list[HeldBuffer]:
+        """The buffers of the program's inputs, in its order; ``ready`` computes one that is not there yet."""
+        loan = self._loan
+        given = [arguments[number]._s for number in self._numbers]
+        buffers = [ready(s) if s.buffer is None else s.buffer for s in given]
+        return list(self._arrange((*loan.written, *loan.read, *self._constants, *buffers)))
+
+    def storing(self, results: Iterable[Sequence[HeldBuffer]]) -> Iterator[None]:
+        """For ``indivisible.do``: keep the ``results`` for the next run (one sequence, taken at that time)."""
+        self._lasted += 1
+        return self._loan.renewing(results)
+
+    def _is_too_early(self) -> bool:
+        if self._began:  # a loan that has been recalled
+            short = self._lasted < _LASTING_RUNS
+            longer = min(2 * self._wait, _MOST_RUNS_BEFORE_LENDING)
+            self._wait = self._left = longer if short else _RUNS_BEFORE_LENDING
+            self._began = False
+        self._left -= 1
+        return self._left >= 0
+
+    def beginning(
+        self,
+        trace: Trace,
+        targets: Sequence[Storage],
+        inputs: Sequence[Storage | Constant],
+        arguments: Sequence[tuple[int, int]],
+        buffers: Sequence[HeldBuffer],
+        results: Iterable[Sequence[HeldBuffer]],
+    ) -> Iterator[None] | None:
+        """The work, for ``indivisible.do``, that begins to keep ``results``; None if it is too early or impossible.
+
+        ``targets`` are the storages that the step writes, ``inputs`` those that it reads, ``arguments`` the slots
+        of inputs that are arguments, with the arguments' numbers. ``buffers`` are those of the inputs.
+        """
+        if self._is_too_early():
+            return None
+        numbers = dict(arguments)
+        written = set(map(id, targets))
+        others = [
+            slot for slot, s in enumerate(inputs) if slot not in numbers and id(s) not in written
+        ]
+        if any(inputs[slot].buffer is not buffers[slot] for slot in others):
+            return None  # values that only stand for buffers
+        read = [(s, buffers[slot]) for slot in others if isinstance(s := inputs[slot], Storage)]
+        constants = [slot for slot in others if not isinstance(inputs[slot], Storage)]
+        storages = [*targets, *(s for s, _ in read)]
+        place = itertools.count()
+        places = {id(s): next(place) for s in (*storages, *(inputs[slot] for slot in constants))}
+        of_arguments = {slot: next(place) for slot in numbers}
+        self._arrange = picker(
+            [
+                of_arguments[slot] if slot in numbers else places[id(s)]
+                for slot, s in enumerate(inputs)
+            ]
+        )
+        self._constants = [buffers[slot] for slot in constants]
+        self._numbers = list(numbers.values())
+        self._loan = Loan(storages)
+        self._began, self._lasted = True, 0
+        trace.note_loan(self._loan)
+        return self._loan.beginning(storages, results, [buffer for _, buffer in read])
 
 
 def _storage(tensor: Operand) -> Storage | None:

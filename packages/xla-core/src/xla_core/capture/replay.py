@@ -25,7 +25,7 @@ from xla_core.capture.guards import Guards
 from xla_core.capture.matching import Buffers, Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
-from xla_core.capture.references import ALONE, PICKED, Constant, Gradients, picker
+from xla_core.capture.references import ALONE, PICKED, Constant, Gradients, Lending, picker
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
@@ -90,6 +90,9 @@ class Replay:
         self._count_own_references()
         self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
+        self._lending = Lending()
+        staged = isinstance(self.program.executable, StagedExecutable)
+        self._may_lend = not (staged or self._mesh) and self._keeps_to_itself()
 
     # -- making --------------------------------------------------------------------------------
 
@@ -126,10 +129,10 @@ class Replay:
             else:
                 self._targets.append(target)
                 positions.append(index[value.vid])
-        # without gradients, which _free_gradients replaces, so that another storage may get the id of one
+        # without gradients, which _renew_gradients replaces, so that another storage may get the id of one
         gradients = {id(one.grad._s) for one in wiring.gradients}
         self._state_ids = (self._state_ids | set(map(id, self._targets))) - gradients
-        # after all others, as _free_gradients replaces them
+        # after all others, as _renew_gradients replaces them
         for one in wiring.gradients:
             if one.value.vid is None:
                 raise refuse(errors.MSG_KEPT, name=self._name, meta=one.grad._s.meta)
@@ -159,6 +162,20 @@ class Replay:
         looked_at.update(self._kept_slots, (slot for slot, _ in self._arguments))
         looked_at.update(slot for _, slot in self._passed)
         self._pick_looked_at = picker(sorted(looked_at))
+
+    def _keeps_to_itself(self) -> bool:
+        """Whether the values that the step writes go nowhere else, and the memory that it reuses was theirs."""
+        index = self.program.output_index
+        given = [value.vid for _, value in self._written_arguments]
+        given += [one.value.vid for one in self._fresh]
+        shown = {index[vid] for vid in given if vid is not None}
+        written = set(map(id, self._targets))
+        return (
+            not (self._kept_slots or self._passed or self._gradients.are_read)
+            and len(set(self._positions)) == len(self._positions)
+            and shown.isdisjoint(self._positions)
+            and all(id(self._inputs[slot]) in written for slot in self.donated)
+        )
 
     def _count_own_references(self) -> None:
         """Count the replay's own references to each state; a state without other references has been dropped."""
@@ -238,28 +255,24 @@ class Replay:
             deferred_steps.finish(trace)
             self._check(arguments)
             program = self.program
-            numbers = self._numbers
-            buffers = self._collect(arguments)
-            adopted = self._adopted(buffers)
-            kept: Buffers = {slot: buffers[slot] for slot in self._kept_slots}
-            attached = self._free_gradients()
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
-            self._protect(buffers, safe)
-            floats = numbers.advance()
-            if self._floats:
-                kept_floats = self._kept_floats
-                buffers.append(
-                    trace.backend.put_numbers(floats) if kept_floats is None else kept_floats
-                )
-            if self._ints.size:
-                kept_ints = self._kept_ints
-                buffers.append(
-                    trace.backend.put_numbers(self._draw()) if kept_ints is None else kept_ints
-                )
+            attached = self._are_gradients_unshared()
+            undisturbed = attached and safe and not trace.parked
+            adopted: Iterable[None] = ()
+            kept: Buffers = {}
+            if lent := undisturbed and self._lending.active:
+                buffers = self._lending.inputs(arguments, self._ready)
+            else:
+                trace.recall_loan()
+                buffers = self._collect(arguments)
+                adopted = self._adopted(buffers)
+                kept = {slot: buffers[slot] for slot in self._kept_slots}
+                if not attached:
+                    self._renew_gradients()
+                self._protect(buffers, safe)
+            self._append_numbers(buffers)
             results: list[Operand] = []
-            # taken from the results when these are there
-            values = itertools.chain.from_iterable(map(self._pick_results, (results,)))
-            work = itertools.chain(binding(self._targets, values), adopted)
+            work = itertools.chain(self._storing(buffers, results, undisturbed, lent), adopted)
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
             try:
@@ -274,6 +287,31 @@ class Replay:
                 self._gradients.attach()
             counters.increment(REPLAYED)
             return self._give(arguments, results, kept)
+
+    def _append_numbers(self, buffers: list[HeldBuffer]) -> None:
+        """Add the step's numbers to the program's inputs; advances schedules, counts and random state."""
+        put = self._trace.backend.put_numbers
+        floats = self._numbers.advance()
+        if self._floats:
+            buffers.append(put(floats) if self._kept_floats is None else self._kept_floats)
+        if self._ints.size:
+            buffers.append(put(self._draw()) if self._kept_ints is None else self._kept_ints)
+
+    def _storing(
+        self, buffers: list[HeldBuffer], results: list[Operand], undisturbed: bool, lent: bool
+    ) -> Iterator[None]:
+        """The work that stores results in tensors, or keeps them for the next run (see ``Lending``)."""
+        # taken from the results when these are there
+        values = map(self._pick_results, (results,))
+        if lent:
+            return self._lending.storing(values)
+        if undisturbed and self._may_lend:
+            work = self._lending.beginning(
+                self._trace, self._targets, self._inputs, self._arguments, buffers, values
+            )
+            if work is not None:
+                return work
+        return binding(self._targets, itertools.chain.from_iterable(values))
 
     def _check(self, arguments: Sequence[XLATensor]) -> None:
         """Raise CaptureError if something has changed since the recording."""
@@ -381,22 +419,19 @@ class Replay:
         if self._versioned:
             increment_version(self._versioned)
 
-    def _free_gradients(self) -> bool:
-        """Use new tensors for gradients with other references, so that these keep their values.
-
-        Returns whether the parameters already have the gradients that the step will fill.
-        """
+    def _are_gradients_unshared(self) -> bool:
+        """Whether the parameters have the gradients that the step fills, and nothing else refers to these."""
         first = len(self._targets) - len(self._gradients.tensors)
-        storages = self._targets[first:]
-        if self._gradients.are_unshared(storages):
-            return True
-        del storages
+        return self._gradients.are_unshared(self._targets[first:])
+
+    def _renew_gradients(self) -> None:
+        """Use new tensors for gradients with other references, so that these keep their values."""
+        first = len(self._targets) - len(self._gradients.tensors)
         for number, slot, fresh in self._gradients.renewed(self._trace, self._targets, first):
             if slot is not None:
                 self._states[self._states.index(self._inputs[slot])] = fresh
                 self._inputs[slot] = self._sources[slot] = fresh
             self._targets[first + number] = fresh
-        return False
 
     def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> Tree:  # fmt: skip
         """The function's result."""

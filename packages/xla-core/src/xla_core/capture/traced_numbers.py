@@ -127,12 +127,12 @@ class Formulas:
         self._registers: list[object] = []
         self._known: dict[object, int] = {}
         self._sources: list[tuple[int, Read]] = []
-        self._work: list[tuple[int, AnyFunction, int, *tuple[int, ...]]] = []
+        self._work: list[tuple[int, AnyFunction, int, int]] = []
         places = [
             self._register(expressions[i]) if i in expressions else self._constant(value)
             for i, value in enumerate(constants)
         ]
-        self._places: Final = np.array(places, np.intp)
+        self._places: Final = places
         self.fixed: Final = not self._sources
         self._vector: Final = np.array(constants, np.float64)
 
@@ -155,9 +155,12 @@ class Formulas:
             number = self._new(expression, 0.0)
             self._sources.append((number, self._reader(expression[1])))
             return number
-        operands = [self._register(one) for one in expression[1:]]
+        operation, *operands = expression
+        registers = [self._register(one) for one in operands]
         number = self._new(expression, 0.0)
-        self._work.append((number, expression[0], *operands))
+        if len(registers) == 1:
+            operation, registers = _of_first(operation), registers * 2
+        self._work.append((number, operation, *registers))
         return number
 
     def evaluate(self) -> np.ndarray:
@@ -167,9 +170,11 @@ class Formulas:
         registers = self._registers
         for number, read in self._sources:
             registers[number] = read()
-        for number, operation, a, *b in self._work:
-            if b:
-                registers[number] = operation(registers[a], registers[b[0]])
-            else:
-                registers[number] = operation(registers[a])
-        return np.array(registers, np.float64)[self._places]
+        for number, operation, a, b in self._work:
+            registers[number] = operation(registers[a], registers[b])
+        return np.array(list(map(registers.__getitem__, self._places)), np.float64)
+
+
+def _of_first(operation: AnyFunction) -> AnyFunction:
+    """``operation`` as a function of two numbers that leaves out the second."""
+    return lambda a, _: operation(a)

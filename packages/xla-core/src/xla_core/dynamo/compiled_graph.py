@@ -274,7 +274,7 @@ def _arguments(
     recorded: GraphProgram, program: StepProgram, args: Operands, trace: Trace
 ) -> list[Buffer]:
     arguments: list[Array] = [
-        _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
+        _captured(a, trace) if isinstance(a, Storage) else trace.backend.device_buffer(a._s)
         for a in recorded.inputs(args)
     ]
     for slot in program.donated:

@@ -138,6 +138,86 @@ def leaving(storages: Sequence[Storage]) -> Iterator[None]:
     )
 
 
+class Loan:
+    """The values of storages that a replayed step takes from run to run, without looking at the storages.
+
+    While the loan is ``active``, ``written`` are the values of the storages that the step writes and ``read`` those
+    of the storages that it only reads. Each of these refers to the loan in place of a buffer and has the class
+    ``LentStorage``. Reading or replacing a buffer recalls the whole loan first. The caller of each method holds the
+    trace's lock.
+    """
+
+    __slots__ = ("_storages", "active", "read", "written", "__weakref__")
+
+    def __init__(self, storages: Iterable[Storage] = ()) -> None:
+        # weak, as the storages refer to the loan: without a cycle, memory is free as soon as nothing needs it
+        self._storages = list(map(weakref.ref, storages))
+        self.active = False
+        self.written: Sequence[HeldBuffer] = ()
+        self.read: Sequence[HeldBuffer] = ()
+
+    def renewing(self, written: Iterable[Sequence[HeldBuffer]]) -> Iterator[None]:
+        """For ``indivisible.do``: hold new values, the one item of ``written``, which is taken at that time."""
+        return indivisible.storing(self, ("written",), written)
+
+    def beginning(
+        self,
+        storages: Sequence[Storage],
+        written: Iterable[Sequence[HeldBuffer]],
+        read: Sequence[HeldBuffer],
+    ) -> Iterator[None]:
+        """For ``indivisible.do``: lend the loan's ``storages``, first those that the step writes."""
+        return itertools.chain(
+            self.renewing(written),
+            map(_set_buffer, storages, itertools.repeat(self)),
+            indivisible.storing_each("__class__", storages, itertools.repeat(LentStorage)),
+            indivisible.storing(self, ("read", "active"), (read, True)),
+        )
+
+    def recall(self) -> None:
+        """Give each storage its buffer; without effect if the loan is not active."""
+        if not self.active:
+            return
+        values = itertools.chain(self.written, self.read)
+        known = zip((one() for one in self._storages), values, strict=True)
+        alive = [(s, buffer) for s, buffer in known if s is not None]
+        storages = [s for s, _ in alive]
+        indivisible.do(
+            map(_set_buffer, storages, [buffer for _, buffer in alive]),
+            indivisible.storing_each("__class__", storages, itertools.repeat(Storage)),
+            indivisible.storing(self, ("active", "written", "read"), (False, (), ())),
+        )
+
+
+_buffer_slot: Final = vars(Storage)["buffer"]
+_get_buffer: Final = _buffer_slot.__get__
+_set_buffer: Final = _buffer_slot.__set__
+
+
+class LentStorage(Storage):
+    """The class of a storage while it is lent (see ``Loan``)."""
+
+    __slots__ = ()
+
+    @property
+    def buffer(self) -> HeldBuffer:  # type: ignore[override]
+        """The buffer of the current value."""
+        _recall(self)
+        return self.buffer  # the slot: a storage that is recalled has its own class again
+
+    @buffer.setter
+    def buffer(self, buffer: HeldBuffer) -> None:
+        _recall(self)
+        self.buffer = buffer
+
+
+def _recall(storage: Storage) -> None:
+    with storage.trace.bare:
+        held = _get_buffer(storage)
+        if type(held) is Loan:  # otherwise another thread has recalled it
+            held.recall()
+
+
 MSG_NEVER_COMPUTED: Final = (
     "this tensor's value was never computed, because a step that it needs failed: {error}"
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ from xla_core.recording.step_key import (
 from xla_core.recording.step_record import STEP, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
 from xla_core.recording.step_values import StepValues
-from xla_core.recording.storage import Backend, View
+from xla_core.recording.storage import Backend, Loan, View
 from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -81,6 +82,7 @@ class Trace(StepValues):
         self.reset()
         self.parked: dict[int, Step] = {}
         self.turns = Turns(self)
+        self._loan: weakref.ref[Loan] | None = None
         bare = threading.RLock()
         self.bare = bare
         self.lock = turn_lock(self, bare)
@@ -88,6 +90,16 @@ class Trace(StepValues):
     def attach(self, backend: Backend) -> None:
         """Use another backend for transfers and compilation from now on. Nothing may be pending."""
         self.backend = backend
+
+    def note_loan(self, loan: Loan) -> None:
+        """Remember the loan of storages that a replayed step begins; the former one has been recalled."""
+        self._loan = weakref.ref(loan)
+
+    def recall_loan(self) -> None:
+        """Give all storages that are lent their buffers."""
+        loan = None if self._loan is None else self._loan()
+        if loan is not None:
+            loan.recall()
 
     def reset(self) -> None:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""

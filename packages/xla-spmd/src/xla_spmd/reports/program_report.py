@@ -156,7 +156,7 @@ def _part_bytes(backend: MeshBackend, buffer: Buffer) -> dict[int, int]:
 
 
 def _storages() -> Iterable[Storage]:
-    return [o for o in gc.get_objects() if type(o) is Storage]
+    return [o for o in gc.get_objects() if issubclass(type(o), Storage)]
 
 
 def _names(module: torch.nn.Module | None) -> dict[int, str]:
