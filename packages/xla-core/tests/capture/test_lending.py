@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, capture
 from xla_core.contract import events
+from xla_core.execution import runtime
 from xla_core.recording.storage import LentStorage
 from xla_core.testing.interrupts import Interrupt, Interrupted, passed_by
 
@@ -216,35 +216,42 @@ def test_a_tensor_that_is_dropped_is_missed(lent):
     assert lent.total.tolist() == lent.expected()[1]
 
 
-@pytest.fixture
-def alive():
-    """Tells how many buffers of 1234 numbers there are that programs have returned."""
-    seen = []
+def test_memory_is_free_once_nothing_needs_it():
+    size = 1 << 20
 
-    def note(event):
-        seen.extend(weakref.ref(one) for one in event.results if one.shape == (1234,))
+    def held():
+        runtime.wait()
+        return runtime.client().memory_info(0).bytes_used / (8 * size)
 
-    end = events.subscribe(events.ProgramExecuted, note)
-    yield lambda: sum(one() is not None for one in seen)
-    end()
-
-
-def test_memory_is_free_once_nothing_needs_it(alive):
-    weight, moment = zeros(1234), zeros(1234)
+    gc.collect()
+    before = held()
+    weight, moment = zeros(size), zeros(size)
     step = capture(
         lambda x, weight=weight, moment=moment: (weight.add_(x), moment.add_(weight))[:0]
     )
     for _ in range(UNTIL_LENT):
-        step(torch.ones(1234, dtype=torch.float64))
+        step(ones(1))
     assert is_lent(weight)
-    assert alive() == 2
+    assert round(held() - before) == 2
     del step, moment
     gc.collect()  # what has recorded the step
     assert is_lent(weight)
-    assert weight.tolist() == [UNTIL_LENT] * 1234
-    assert alive() == 1
+    assert torch.equal(weight.cpu(), torch.full((size,), UNTIL_LENT, dtype=torch.float64))
+    assert round(held() - before) == 1
     del weight
-    assert alive() == 0
+    assert round(held() - before) == 0
+
+
+def test_results_that_a_listener_keeps_are_not_given_away(lent):
+    kept = []
+    end = events.subscribe(events.ProgramExecuted, lambda event: kept.append(event.results))
+    lent.run()
+    end()
+    results = kept[-1]
+    values = [r.tolist() for r in results]
+    lent.run(UNTIL_LENT)
+    assert [r.tolist() for r in results] == values
+    lent.check()
 
 
 def test_another_thread_finds_values_of_one_step(lent):

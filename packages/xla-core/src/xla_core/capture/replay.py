@@ -27,6 +27,7 @@ from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
 from xla_core.capture.references import ALONE, PICKED, Constant, Gradients, Lending, picker
 from xla_core.compilation.staged_executable import StagedExecutable
+from xla_core.contract import events
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
@@ -257,7 +258,9 @@ class Replay:
             program = self.program
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
             attached = self._are_gradients_unshared()
-            undisturbed = attached and safe and not trace.parked
+            # listeners get the results, and may keep them
+            alone = not (trace.parked or events.listening(events.ProgramExecuted))
+            undisturbed = attached and safe and alone
             adopted: Iterable[None] = ()
             kept: Buffers = {}
             if lent := undisturbed and self._lending.active:
