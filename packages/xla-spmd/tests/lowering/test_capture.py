@@ -23,7 +23,8 @@ gpt = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = gpt
 _spec.loader.exec_module(gpt)
 
-STEPS = 6
+STEPS = 9
+"""Of the last three, the first lends the parameters (``Lending``), and the others take them from it."""
 
 
 def trained(strategy, captured):
@@ -82,6 +83,40 @@ def test_arguments_that_lie_otherwise_are_refused_or_recorded():
     for _ in range(4):
         assert step(value(False)).tolist() == pytest.approx(expected)
     assert step.recordings == 2
+
+
+def test_a_parameter_that_is_split_otherwise_between_two_replays():
+    mesh = xs.Mesh(np.arange(8), (8,), ("x",))
+
+    def trained(captured):
+        torch.manual_seed(0)
+        net = nn.Linear(16, 8).to("xla")
+        xs.mark_sharding(net.weight, mesh, ("x", None))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def train(x):
+            optimizer.zero_grad()
+            loss = net(x).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = capture(train) if captured else train
+        losses = []
+        for number in range(12):
+            if number == 9:
+                xs.clear_sharding(net.weight)
+                xs.mark_sharding(net.weight, mesh, (None, "x"))
+                if captured:
+                    with pytest.raises(RuntimeError, match="the program expects"):
+                        step(torch.ones(4, 16).to("xla"))
+                    step.reset()
+            losses.append(step(torch.ones(4, 16).to("xla")).item())
+        return losses, net.weight.cpu()
+
+    (losses, weight), (expected, wanted) = trained(True), trained(False)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(weight, wanted)
 
 
 def test_a_value_that_is_read_is_refused():

@@ -201,10 +201,9 @@ class Lending:
     def inputs(
         self, arguments: Sequence[XLATensor], ready: Callable[[Storage], HeldBuffer]
     ) -> list[HeldBuffer]:
-        """The buffers of the program's inputs, in its order; ``ready`` computes one that is not there yet."""
+        """The buffers of the program's inputs, in its order; ``ready`` gives those of arguments."""
         loan = self._loan
-        given = [arguments[number]._s for number in self._numbers]
-        buffers = [ready(s) if s.buffer is None else s.buffer for s in given]
+        buffers = [ready(arguments[number]._s) for number in self._numbers]
         return list(self._arrange((*loan.written, *loan.read, *self._constants, *buffers)))
 
     def storing(self, results: Iterable[Sequence[HeldBuffer]]) -> Iterator[None]:
@@ -239,11 +238,10 @@ class Lending:
             return None
         numbers = dict(arguments)
         written = set(map(id, targets))
-        others = [
-            slot for slot, s in enumerate(inputs) if slot not in numbers and id(s) not in written
-        ]
-        if any(inputs[slot].buffer is not buffers[slot] for slot in others):
-            return None  # values that only stand for buffers
+        of_tensors = [slot for slot in range(len(inputs)) if slot not in numbers]
+        others = [slot for slot in of_tensors if id(inputs[slot]) not in written]
+        if any(inputs[slot].buffer is not buffers[slot] for slot in of_tensors):
+            return None  # values that only stand for buffers, or lie on other devices
         read = [(s, buffers[slot]) for slot in others if isinstance(s := inputs[slot], Storage)]
         constants = [slot for slot in others if not isinstance(inputs[slot], Storage)]
         storages = [*targets, *(s for s, _ in read)]

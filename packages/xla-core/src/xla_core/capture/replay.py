@@ -93,7 +93,7 @@ class Replay:
         self._mesh = type(trace.backend) is not DeviceBackend
         self._lending = Lending()
         staged = isinstance(self.program.executable, StagedExecutable)
-        self._may_lend = not (staged or self._mesh) and self._keeps_to_itself()
+        self._may_lend = not staged and self._keeps_to_itself()
 
     # -- making --------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Replay:
             adopted: Iterable[None] = ()
             kept: Buffers = {}
             if lent := undisturbed and self._lending.active:
-                buffers = self._lending.inputs(arguments, self._ready)
+                buffers = self._lending.inputs(arguments, self._given)
             else:
                 trace.recall_loan()
                 buffers = self._collect(arguments)
@@ -370,6 +370,10 @@ class Replay:
             trace.add_input(s)  # it was never written to: zeros
             trace.flush(trace)
         return trace.backend.device_buffer(s)
+
+    def _given(self, s: Storage) -> HeldBuffer:
+        """The buffer of an argument."""
+        return self._ready(s) if self._mesh or s.buffer is None else s.buffer
 
     def _adopted(self, buffers: Sequence[HeldBuffer]) -> Iterable[None]:
         """The work that gives tensors the values of inputs."""
