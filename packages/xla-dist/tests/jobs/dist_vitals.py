@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager
-from xla_dist.job_health import flight_recorder, local_processes
+from xla_dist.job_health import failure_reports, flight_recorder, local_processes
 from xla_dist.processes import session
 
 PLACE = "never reached by all"
@@ -175,6 +175,25 @@ def trains(index, steps, seconds=0.0):
         torch_xla.sync()
         w.cpu()
         time.sleep(seconds)
+
+
+def trains_behind(index, steps):
+    """As ``trains``; the second process ends no step before the first waits for it in the next one."""
+    w = torch.ones(4, device="xla")
+    for _ in range(steps):
+        w = w + xm.all_reduce("sum", w) * 0.1
+        w.cpu()
+        if index == 1:
+            _until_ahead(0)
+        torch_xla.sync()
+
+
+def _until_ahead(other):
+    """Until a process has launched a collective that this one has not."""
+    order_check = failure_reports.watchdog().order_check
+    while other not in order_check.seen() or order_check.seen()[other] <= order_check.length(other):
+        time.sleep(0.01)
+        order_check.compare()
 
 
 def trains_and_saves(index, folder, steps):
