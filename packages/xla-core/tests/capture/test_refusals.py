@@ -213,6 +213,29 @@ def test_a_parameter_that_was_added_since():
     refused(step, (ones(2, 3),), match="more")
 
 
+class Two(nn.Module):
+    def forward(self, x):
+        return self.a(x) + self.b(x)
+
+
+CHANGES = [
+    ("net.c was .* and is now a ReLU", lambda net: net.add_module("c", nn.ReLU())),
+    (r"net._modules\['b'\] .*\(Sequential\)", lambda net: net._modules.pop("b")),
+    (r"_modules\['a'\] .*\(Sequential\)", lambda net: net._modules.update(a=net.b, b=net.a)),
+    ("net.a.2 was .* and is now a ReLU", lambda net: net.a.append(nn.ReLU())),
+    ("net.b._modules is no longer", lambda net: net.b.pop(1)),
+]
+
+
+@pytest.mark.parametrize(("match", "change"), CHANGES)
+def test_a_module_whose_parts_have_changed(match, change):
+    net = Two()
+    net.a, net.b = model(), model()
+    step = replayed(capture(lambda x: net(x)), ones(2, 3))
+    change(net)
+    refused(step, (ones(2, 3),), match=match)
+
+
 @pytest.mark.parametrize("how", ["data", "attribute", "dictionary"])
 def test_a_parameter_that_was_replaced(how):
     net = model()

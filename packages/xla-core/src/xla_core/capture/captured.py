@@ -222,7 +222,7 @@ _NESTED: Final = object()
 def _kind(leaf: Operand) -> Operand:
     """The part of the key of a recording that an argument contributes."""
     if type(leaf) is XLATensor:
-        return _kind_of_tensor(leaf)
+        return (leaf._s.meta, leaf.requires_grad) if leaf._v is None else _kind_of_tensor(leaf)
     if isinstance(leaf, XLATensor):
         return type(leaf), _kind_of_tensor(leaf)
     if isinstance(leaf, torch.Tensor):

@@ -143,6 +143,8 @@ def _copied(t: torch.Tensor) -> torch.Tensor | None:
 
 # Looking so many keys of a mapping up in one call takes less time than one by one.
 _ONE_LOOKUP: Final = 4
+# Comes after the contents of tables, which are compared as far as the shorter of two sequences goes.
+_END: Final = (object(),)
 
 
 class _Items:
@@ -197,14 +199,23 @@ class Guards:
             tables += (*module_tables.tensor_tables(module), module_tables.submodules(module))
         self._tables = tables
         self._empty = [table for table in tables if not table]
-        self._filled = [table.values() for table in tables if table]
-        self._contents = [value for table in tables for value in table.values()]
+        looked_up: dict[int, set[object]] = {}
+        for slot in self._items.slots:
+            looked_up.setdefault(id(slot.mapping), set()).add(slot.key)
+        # all of what is in these is among the items
+        self._known = [t for t in tables if t and t.keys() <= looked_up.get(id(t), set())]
+        known = set(map(id, self._known))
+        self._lengths = sum(map(len, self._known))
+        others = [table for table in tables if table and id(table) not in known]
+        self._filled = [table.values() for table in others]
+        self._contents = [*(value for table in others for value in table.values()), *_END]
+        self._everything = [value for table in tables for value in table.values()]
         self._parameters = reachable.parameters()
         self._modules = modules
         self._hooks = self._hooks_now()
         self._registered = module_tables.hooks_registered()
         self._replacements = Replacements.count
-        tensors = [*self._contents, *self._parameters]
+        tensors = [*self._everything, *self._parameters]
         tensors += itertools.chain(self._values, self._cell_values, self._class_values)
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
         tensors += [
@@ -258,10 +269,10 @@ class Guards:
             self._check_slots(self._of_classes, self._class_values)
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
-        contents = itertools.chain.from_iterable(self._filled)
+        contents = itertools.chain(itertools.chain.from_iterable(self._filled), _END)
         if (
             any(self._empty)
-            or sum(map(len, self._filled)) != len(self._contents)
+            or sum(map(len, self._known)) != self._lengths
             or any(map(_IS_NOT, contents, self._contents))
         ):
             self._check_tables()
@@ -284,7 +295,7 @@ class Guards:
                 if new is not old:
                     raise refuse(errors.MSG_REPLACED, name=self._name, what=slot.path)
             elif new is not old and not (_is_constant(old) and _is_constant(new)):
-                kind = type(new).__name__
+                kind = type(old).__name__
                 raise refuse(errors.MSG_OTHER_OBJECT, name=self._name, what=slot.path, kind=kind)
             elif not _same(old, new):
                 raise refuse(
@@ -297,16 +308,22 @@ class Guards:
             values[number] = new
 
     def _check_tables(self) -> None:
-        expected = iter(self._contents)
+        expected = iter(self._everything)
         for path, module in self._reachable.modules.values():
             tables = (*module_tables.tensor_tables(module), module_tables.submodules(module))
             for table in tables:
                 for key, value in table.items():
                     if next(expected, None) is not value:
-                        raise refuse(errors.MSG_REPLACED, name=self._name, what=f"{path}.{key}")
+                        raise self._differs(f"{path}.{key}", value)
         raise refuse(
             errors.MSG_CHANGED, name=self._name, what="a module", old="whole", new="missing a part"
         )
+
+    def _differs(self, what: str, value: Operand) -> errors.CaptureError:
+        if isinstance(value, torch.Tensor):
+            return refuse(errors.MSG_REPLACED, name=self._name, what=what)
+        old, new = "another module, or none,", f"a {type(value).__name__}"
+        return refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=new)
 
     def _check_hooks(self) -> None:
         if self._hooks_now() != self._hooks:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,35 +21,52 @@ from xla_core.capture.traced_numbers import Expression, Formulas, Source
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge.operands import Operand
 
+_Group: TypeAlias = dict[str, object]
+"""A group of an optimizer, or its state of a parameter."""
+_Lookup: TypeAlias = Callable[[_Group], Operand]
+
 
 class _Counts:
     """The step counts of an optimizer, which share one tensor per dtype, so that one addition advances them all."""
 
     def __init__(self, counters: list[Counter]) -> None:
         self._counters = counters
-        self._vectors: list[tuple[np.ndarray, torch.Tensor]] = []
+        # with the number to add, as numpy takes twice the time for a number of Python's
+        self._vectors: list[tuple[np.ndarray, np.ndarray, torch.Tensor]] = []
         for dtype in {c.tensor.dtype for c in counters}:
             alike = [c.tensor for c in counters if c.tensor.dtype == dtype]
             whole = torch.stack([t.detach() for t in alike])
             for place, t in zip(whole.unbind(), alike, strict=True):
                 t.data = place
-            self._vectors.append((whole.numpy(), whole))
-        self._states: Final = [c.state for c in counters]
-        self._keys: Final = [c.key for c in counters]
-        self._tensors: Final = [c.tensor for c in counters]
+            vector = whole.numpy()
+            self._vectors.append((vector, np.ones((), vector.dtype), whole))
+        self._places: list[tuple[_Lookup, list[_Group], list[torch.Tensor]]] = []
+        for key in {c.key for c in counters}:
+            of_key = [c for c in counters if c.key == key]
+            states, tensors = [c.state for c in of_key], [c.tensor for c in of_key]
+            self._places.append((operator.itemgetter(key), states, tensors))
 
     def unchanged(self) -> bool:
         """Whether the optimizer still uses these tensors."""
         try:
-            current = map(operator.getitem, self._states, self._keys)
-            return not any(map(operator.is_not, current, self._tensors))
+            return not any(
+                any(map(operator.is_not, map(look, states), tensors))
+                for look, states, tensors in self._places
+            )
         except KeyError:
             return False
 
     def count(self) -> None:
         """Advance all counts by one step."""
-        for vector, _ in self._vectors:
-            vector += 1
+        for vector, one, _ in self._vectors:
+            vector += one
+
+
+def _lookup(keys: Sequence[str]) -> _Lookup:
+    """A function, in C where there are several keys, that gives a group's values of these."""
+    if len(keys) > 1:
+        return operator.itemgetter(*keys)
+    return lambda group: tuple(group[key] for key in keys)
 
 
 class _Hyperparameters:
@@ -63,14 +81,14 @@ class _Hyperparameters:
         if explanation is not None:
             read = {s for s in _read_sources(explanation.expressions) if s[0] == "group"}
             read -= explanation.constant
-        self._kept: list[tuple[dict[str, object], tuple[str, ...], tuple[object, ...], int]] = []
+        self._kept: list[tuple[_Group, tuple[str, ...], _Lookup, Operand, int]] = []
         for number, group in enumerate(self._groups):
             free = {s[2] for s in read if s[1] == number and len(s) == 3}
             keys = tuple(k for k in group if k not in free and k != "params" and k != "initial_lr")
             partly = {s[2] for s in read if s[1] == number and len(s) == 4}
             keys = tuple(k for k in keys if k not in partly)
-            values = tuple(group[k] for k in keys)
-            self._kept.append((group, keys, values, len(group["params"])))
+            look = _lookup(keys)
+            self._kept.append((group, keys, look, look(group), len(group["params"])))
         nonzero = () if explanation is None else explanation.nonzero
         self._nonzero = [(reader(optimizer, s), s) for s in nonzero if s in read]
 
@@ -79,10 +97,10 @@ class _Hyperparameters:
         groups = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             self._refuse("param_groups", len(self._groups), len(groups))
-        for now, (group, keys, values, count) in zip(groups, self._kept, strict=True):
+        for now, (group, keys, look, values, count) in zip(groups, self._kept, strict=True):
             if now is not group or len(group["params"]) != count:
                 self._refuse("param_groups", "one list", "another one")
-            if tuple(map(group.__getitem__, keys)) != values:
+            if look(group) != values:
                 for key, value in zip(keys, values, strict=True):
                     if group[key] != value:
                         self._refuse(key, value, group[key])
@@ -193,7 +211,7 @@ class Numbers:
         if not formulas.fixed:
             self.fixed = False
             target = self._floats[window.first : window.last]
-            self._work.append(lambda: np.copyto(target, formulas.evaluate()))
+            self._work.append(functools.partial(formulas.store, target))
 
     def compare(self, seen: Observation) -> None:
         """Raise CaptureError if another call's numbers differ from those of a replay."""

@@ -55,7 +55,8 @@ def _counts() -> tuple[int, int, int]:
 
 
 ALONE, _OWNED, _GRADIENT = _counts()
-# A gradient's storage, which is in the gradient, among the targets and in one more list.
+# A gradient, and its storage, which is in the gradient and among the targets; both are in one more list.
+_HELD_GRADIENT: Final = _GRADIENT + 1
 _OF_GRADIENT: Final = ALONE + 2
 PICKED: Final = _OWNED + 1
 """The reference count of a buffer that is in a storage, in a list and among what was picked from it."""
@@ -84,8 +85,9 @@ class Gradients:
         self._name = name
         self.owners = [one.parameter for one in filled]
         self.tensors = [one.grad for one in filled]
-        self._unshared = [_GRADIENT] * len(filled)
-        self._unshared_storages = [_OF_GRADIENT] * len(filled)
+        # the tensors and then their storages; filled when it is needed
+        self._held: list[Operand] = []
+        self._unshared = [_HELD_GRADIENT] * len(filled) + [_OF_GRADIENT] * len(filled)
         self._must_be_none = [one.parameter for one in filled if one.none]
         self._read = {i: one.slot for i, one in enumerate(filled) if one.slot is not None}
         self._replacements = Replacements.count
@@ -132,17 +134,25 @@ class Gradients:
         what = f"the gradient of a parameter of {tuple(p.shape)}"
         return refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
-    def are_unshared(self, storages: Sequence[Storage]) -> bool:
-        """Whether the parameters have these gradients, and nothing else refers to them or to their ``storages``."""
+    def use(self, tensors: Sequence[Operand]) -> None:
+        """Use other tensors, which the parameters have as their gradients."""
+        self.tensors[:] = tensors
+        self._held = []
+
+    def are_unshared(self, targets: Sequence[Storage]) -> bool:
+        """Whether the parameters have these gradients, and nothing else refers to them or to their storages.
+
+        Their storages are the last of ``targets``.
+        """
         if self._read or Replacements.count != self._replacements:
             return False
         # torch would look for a __torch_function__ of their class in every access: half of its time
         with without_torch_function():
             if any(map(operator.is_not, map(_GRAD, self.owners), self.tensors)):
                 return False
-        if list(map(getrefcount, self.tensors)) != self._unshared:
-            return False
-        return list(map(getrefcount, storages)) == self._unshared_storages
+        if not self._held:
+            self._held = [*self.tensors, *targets[len(targets) - len(self.tensors) :]]
+        return list(map(getrefcount, self._held)) == self._unshared
 
     def renewed(
         self, trace: Trace, targets: Sequence[Storage], first: int
@@ -153,6 +163,7 @@ class Gradients:
         """
         tensors = self.tensors
         self._replacements = Replacements.count
+        self._held = []
         attached = list(map(operator.is_, map(_GRAD, self.owners), tensors))
         counts = list(map(getrefcount, tensors))
         of_storages = list(map(getrefcount, map(_STORAGE, tensors)))
@@ -181,10 +192,22 @@ _LASTING_RUNS: Final = 8
 class Lending:
     """Passes what a step reads and writes on to its next run, until someone looks at one of these tensors.
 
-    The caller holds the trace's lock, and says whether the program and the call allow it.
+    ``targets`` are the storages that the step writes, ``inputs`` those that it reads, ``arguments`` the slots of
+    inputs that are arguments, with the arguments' numbers. Their owner, which may change the lists, holds the
+    trace's lock in each call, and says whether the program and the call allow it.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        targets: Sequence[Storage],
+        inputs: Sequence[Storage | Constant],
+        arguments: Sequence[tuple[int, int]],
+    ) -> None:
+        self._trace = trace
+        self._targets = targets
+        self._inputs = inputs
+        self._arguments = arguments
         self._loan = Loan()
         self._began = False
         self._lasted = 0
@@ -221,22 +244,15 @@ class Lending:
         return self._left >= 0
 
     def beginning(
-        self,
-        trace: Trace,
-        targets: Sequence[Storage],
-        inputs: Sequence[Storage | Constant],
-        arguments: Sequence[tuple[int, int]],
-        buffers: Sequence[HeldBuffer],
-        results: Iterable[Sequence[HeldBuffer]],
+        self, buffers: Sequence[HeldBuffer], results: Iterable[Sequence[HeldBuffer]]
     ) -> Iterator[None] | None:
         """The work, for ``indivisible.do``, that begins to keep ``results``; None if it is too early or impossible.
 
-        ``targets`` are the storages that the step writes, ``inputs`` those that it reads, ``arguments`` the slots
-        of inputs that are arguments, with the arguments' numbers. ``buffers`` are those of the inputs.
+        ``buffers`` are those of the inputs.
         """
         if self._is_too_early():
             return None
-        numbers = dict(arguments)
+        targets, inputs, numbers = self._targets, self._inputs, dict(self._arguments)
         written = set(map(id, targets))
         of_tensors = [slot for slot in range(len(inputs)) if slot not in numbers]
         others = [slot for slot in of_tensors if id(inputs[slot]) not in written]
@@ -258,7 +274,7 @@ class Lending:
         self._numbers = list(numbers.values())
         self._loan = Loan(storages)
         self._began, self._lasted = True, 0
-        trace.note_loan(self._loan)
+        self._trace.note_loan(self._loan)
         return self._loan.beginning(storages, results, [buffer for _, buffer in read])
 
 

@@ -91,7 +91,7 @@ class Replay:
         self._count_own_references()
         self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
-        self._lending = Lending()
+        self._lending = Lending(trace, self._targets, self._inputs, self._arguments)
         staged = isinstance(self.program.executable, StagedExecutable)
         self._may_lend = not staged and self._keeps_to_itself()
 
@@ -237,7 +237,7 @@ class Replay:
             if first.tobytes() != second.tobytes():
                 text = errors.MSG_CHECK_VALUE.format(number=position, meta=s.meta)
                 self._differs(text)
-        self._gradients.tensors[:] = gradients
+        self._gradients.use(gradients)
         self._targets[:] = targets
 
     def _differs(self, why: str) -> None:
@@ -257,7 +257,7 @@ class Replay:
             self._check(arguments)
             program = self.program
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
-            attached = self._are_gradients_unshared()
+            attached = self._gradients.are_unshared(self._targets)
             # listeners get the results, and may keep them
             alone = not (trace.parked or events.listening(events.ProgramExecuted))
             undisturbed = attached and safe and alone
@@ -309,9 +309,7 @@ class Replay:
         if lent:
             return self._lending.storing(values)
         if undisturbed and self._may_lend:
-            work = self._lending.beginning(
-                self._trace, self._targets, self._inputs, self._arguments, buffers, values
-            )
+            work = self._lending.beginning(buffers, values)
             if work is not None:
                 return work
         return binding(self._targets, itertools.chain.from_iterable(values))
@@ -425,11 +423,6 @@ class Replay:
             increment_version(arguments[number])
         if self._versioned:
             increment_version(self._versioned)
-
-    def _are_gradients_unshared(self) -> bool:
-        """Whether the parameters have the gradients that the step fills, and nothing else refers to these."""
-        first = len(self._targets) - len(self._gradients.tensors)
-        return self._gradients.are_unshared(self._targets[first:])
 
     def _renew_gradients(self) -> None:
         """Use new tensors for gradients with other references, so that these keep their values."""

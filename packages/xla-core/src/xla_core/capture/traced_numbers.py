@@ -132,9 +132,10 @@ class Formulas:
             self._register(expressions[i]) if i in expressions else self._constant(value)
             for i, value in enumerate(constants)
         ]
-        self._places: Final = places
+        # a single place gives a number in place of a sequence, which a target of one number takes, too
+        self._pick: Final = operator.itemgetter(*places or (slice(0),))
+        self._count: Final = len(places)
         self.fixed: Final = not self._sources
-        self._vector: Final = np.array(constants, np.float64)
 
     def _constant(self, value: Operand) -> int:
         return self._new((type(value), repr(value)), value)
@@ -165,14 +166,18 @@ class Formulas:
 
     def evaluate(self) -> np.ndarray:
         """The numbers as they are now (float64)."""
-        if self.fixed:
-            return self._vector
+        numbers = np.empty(self._count, np.float64)
+        self.store(numbers)
+        return numbers
+
+    def store(self, target: np.ndarray) -> None:
+        """Store the numbers as they are now in ``target`` (float64, of their number)."""
         registers = self._registers
         for number, read in self._sources:
             registers[number] = read()
         for number, operation, a, b in self._work:
             registers[number] = operation(registers[a], registers[b])
-        return np.array(list(map(registers.__getitem__, self._places)), np.float64)
+        target[:] = self._pick(registers)
 
 
 def _of_first(operation: AnyFunction) -> AnyFunction:

@@ -88,12 +88,6 @@ class Metric:
             maxlen=flags.METRICS_SAMPLES.get()
         )
 
-    def add(self, sample: Sample) -> None:
-        """Take one sample."""
-        self.total += 1
-        self.accumulator += sample[1]
-        self.samples.append(sample)
-
 
 class Tally:
     """Counters that rise together (those of a program's operators), added up when counters are read.
@@ -216,7 +210,10 @@ def sample(name: str, value: float, render: Callable[[float], str] = render_time
         if metric is None:
             metric = _metrics[name] = Metric(name, render)
         point = time.time(), value
-        metric.add(point)
+        # not a method of the metric: every transfer and launch takes samples, and a call costs as much as this
+        metric.total += 1
+        metric.accumulator += value
+        metric.samples.append(point)
         for follower in _followers:
             follower((metric, point))
 
