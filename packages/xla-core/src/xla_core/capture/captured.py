@@ -23,6 +23,7 @@ from xla_core.contract.foreign_values import ForeignObject
 from xla_core.dispatch import transfers
 from xla_core.execution import runtime
 from xla_core.execution.device_backend import DeviceBackend
+from xla_core.lowering import compile_settings
 from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -263,12 +264,13 @@ class _Identity:
 
 
 def _mode() -> object:
-    """The modes of torch that affect what operators record."""
+    """The modes of torch that affect what operators record, and the settings for making programs."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("xla") and torch.get_autocast_dtype("xla"),
         torch.get_default_dtype(),
+        compile_settings.token(),
     )
 
 

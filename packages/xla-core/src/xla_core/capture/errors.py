@@ -99,6 +99,16 @@ MSG_OTHER_OBJECT: Final = (
     "{name}: {what} is no longer the object ({kind}) that it was when the step was recorded. Pass what the step "
     "reads of it as an argument, or call reset() to record the step again"
 )
+MSG_STATE: Final = (
+    "{name}: what {optimizer} keeps for its parameters (optimizer.state) is no longer in the tensors that were "
+    "recorded, and a replay would go on with the old ones. Write into the old tensors instead (copy_), or call "
+    "reset() to record the step again"
+)
+MSG_COUNTS: Final = (
+    "{name}: the counts of steps that {optimizer} keeps for its parameters differ from each other otherwise than "
+    "when the step was recorded, and numbers that depend on them were recorded for several parameters at once. "
+    "Call reset() to record the step again"
+)
 MSG_HOOKS: Final = "{name}: {what} has other hooks than when the step was recorded. Call reset() to record it again"
 MSG_ARGUMENT_GRADIENT: Final = (
     "{name}: the step sets the gradient of an argument; a replay would not. Return what "

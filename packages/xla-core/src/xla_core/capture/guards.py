@@ -10,7 +10,7 @@ import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.reachable import NUMBERS, Attribute, Reachable, Slot
+from xla_core.capture.reachable import NUMBERS, Attribute, Reachable, Slot, is_equivalent
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
@@ -27,6 +27,7 @@ from xla_core.torch_bridge.operands import Operand
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
 _VERSION: Final = operator.attrgetter("_version")
+_REQUIRES_GRAD: Final = operator.attrgetter("requires_grad")
 # Larger arrays and tensors on the host are not compared, as that would take too long.
 _MOST_BYTES: Final = 1 << 16
 _CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device)
@@ -144,7 +145,7 @@ def _copied(t: torch.Tensor) -> torch.Tensor | None:
 # Looking so many keys of a mapping up in one call takes less time than one by one.
 _ONE_LOOKUP: Final = 4
 # Comes after the contents of tables, which are compared as far as the shorter of two sequences goes.
-_END: Final = (object(),)
+END: Final = (object(),)
 
 
 class _Items:
@@ -170,6 +171,53 @@ class _Items:
         )
 
 
+class _OptimizerState:
+    """What an optimizer keeps for its parameters: ``views`` of it, which must go on to give the same ``values``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        entries = optimizer.state.values()
+        self.kind = type(optimizer).__name__
+        self.views = [entries, *(one.values() for one in entries if isinstance(one, dict))]
+        self.values = self._now()
+
+    def _now(self) -> list[Operand]:
+        return list(itertools.chain.from_iterable(self.views))
+
+    def has(self, storages: Set[int]) -> bool:
+        """Whether one of its tensors has one of the storages with these ids."""
+        return any(isinstance(v, XLATensor) and id(v._s) in storages for v in self.values)
+
+    def unchanged(self) -> bool:
+        """Whether all is as it was."""
+        now = self._now()
+        return len(now) == len(self.values) and not any(map(_IS_NOT, now, self.values))
+
+
+class _OwnAttributes:
+    """The attributes that objects have of their own: a new one may take the place of one of the class."""
+
+    def __init__(self, owners: Iterable[tuple[str, dict[str, object], type]]) -> None:
+        rows = list(owners)
+        self._paths = [path for path, _, _ in rows]
+        self._tables = [table for _, table, _ in rows]
+        self._kinds = [kind for _, _, kind in rows]
+        self._known = list(map(set, self._tables))
+        self._counts = list(map(len, self._tables))
+
+    def shadowing(self) -> tuple[str, object] | None:
+        """The path and the value of a new attribute that takes the place of one of the class."""
+        if list(map(len, self._tables)) == self._counts:
+            return None
+        rows = zip(self._paths, self._tables, self._kinds, self._known, strict=True)
+        for path, table, kind, known in rows:
+            for key in table.keys() - known:
+                if hasattr(kind, key) and not is_equivalent(table[key]):
+                    return f"{path}.{key}", table[key]
+            known |= table.keys()
+        self._counts = list(map(len, self._tables))
+        return None
+
+
 class Guards:
     """The checks before the replays of one recording."""
 
@@ -177,8 +225,22 @@ class Guards:
         self._name = name
         self._reachable = reachable
         self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
-        watched = [s for s in reachable.slots if s.value() is not s]
         self._host = HostValues.of(reachable)
+        self._bind_slots()
+        self._modules = [m for _, m in reachable.modules.values()]
+        self._kinds = list(map(type, self._modules))
+        self._attributes = _OwnAttributes(reachable.owners)
+        self._bind_tables()
+        self._optimizers = list(reachable.optimizers.values())
+        self._states = [o.state for o in self._optimizers]
+        self._watched_states: list[_OptimizerState] = []
+        self._bind_tensors()
+        self._hooks = self._hooks_now()
+        self._registered = module_tables.hooks_registered()
+
+    def _bind_slots(self) -> None:
+        reachable = self._reachable
+        watched = [s for s in reachable.slots if s.value() is not s]
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
         self._of_classes = [s for s in watched if isinstance(s, Attribute)]
@@ -193,42 +255,48 @@ class Guards:
         self._cell_objects = [s.mapping for s in self._cells]
         self._cell_values = [s.value() for s in self._cells]
         self._values = [s.value() for s in self._items.slots]
-        modules = [m for _, m in reachable.modules.values()]
+
+    def _bind_tables(self) -> None:
         tables: list[dict[str, object]] = []
-        for module in modules:
+        for module in self._modules:
             tables += (*module_tables.tensor_tables(module), module_tables.submodules(module))
-        self._tables = tables
-        self._empty = [table for table in tables if not table]
         looked_up: dict[int, set[object]] = {}
         for slot in self._items.slots:
             looked_up.setdefault(id(slot.mapping), set()).add(slot.key)
+        self._empty = [table for table in tables if not table]
         # all of what is in these is among the items
         self._known = [t for t in tables if t and t.keys() <= looked_up.get(id(t), set())]
         known = set(map(id, self._known))
         self._lengths = sum(map(len, self._known))
         others = [table for table in tables if table and id(table) not in known]
         self._filled = [table.values() for table in others]
-        self._contents = [*(value for table in others for value in table.values()), *_END]
+        self._contents = [*(value for table in others for value in table.values()), *END]
         self._everything = [value for table in tables for value in table.values()]
-        self._parameters = reachable.parameters()
-        self._modules = modules
-        self._hooks = self._hooks_now()
-        self._registered = module_tables.hooks_registered()
-        self._replacements = Replacements.count
+
+    def _bind_tensors(self) -> None:
+        self._parameters = self._reachable.parameters()
         tensors = [*self._everything, *self._parameters]
         tensors += itertools.chain(self._values, self._cell_values, self._class_values)
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
-        tensors += [
-            value
-            for optimizer in reachable.optimizers.values()
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-        ]
+        self._flags = list(map(_REQUIRES_GRAD, self._seen_by_autograd))
+        self._flags_set = Replacements.flags
+        tensors += itertools.chain.from_iterable(
+            _OptimizerState(o).values for o in self._optimizers
+        )
         self._tensors = [t for t in tensors if isinstance(t, XLATensor)]
         self._storages = [t._s for t in self._tensors]
-        self._optimizers = list(reachable.optimizers.values())
-        self._states = [o.state for o in self._optimizers]
+        self._replacements = Replacements.count
+
+    def watch_optimizers(
+        self, stepped: Sequence[torch.optim.Optimizer], storages: Set[int]
+    ) -> None:
+        """Check what optimizers keep: those in ``stepped``, and those that keep a storage with one of these ids."""
+        for optimizer in self._optimizers:
+            state = _OptimizerState(optimizer)
+            if optimizer in stepped or state.has(storages):
+                self._watched_states.append(state)
+                self._filled += state.views
+                self._contents[-1:] = [*state.values, *END]
 
     def versioned(self) -> list[XLATensor]:
         """The tensors that autograd may have saved: all reachable ones except optimizers' state."""
@@ -269,17 +337,25 @@ class Guards:
             self._check_slots(self._of_classes, self._class_values)
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
-        contents = itertools.chain(itertools.chain.from_iterable(self._filled), _END)
+        contents = itertools.chain(itertools.chain.from_iterable(self._filled), END)
         if (
             any(self._empty)
             or sum(map(len, self._known)) != self._lengths
             or any(map(_IS_NOT, contents, self._contents))
         ):
+            self._check_states()
             self._check_tables()
         if module_tables.hooks_registered() != self._registered:
             self._check_hooks()
         if Replacements.count != self._replacements:
             self._check_storages()
+        if Replacements.flags != self._flags_set:
+            self._check_flags()
+        # classes are equal only if they are identical
+        if list(map(type, self._modules)) != self._kinds:
+            self._check_kinds()
+        if (shadowing := self._attributes.shadowing()) is not None:
+            raise self._differs(*shadowing)
         for optimizer, state in zip(self._optimizers, self._states, strict=True):
             if optimizer.state is not state:
                 raise refuse(
@@ -307,6 +383,11 @@ class Guards:
                 )
             values[number] = new
 
+    def _check_states(self) -> None:
+        for watched in self._watched_states:
+            if not watched.unchanged():
+                raise refuse(errors.MSG_STATE, name=self._name, optimizer=watched.kind)
+
     def _check_tables(self) -> None:
         expected = iter(self._everything)
         for path, module in self._reachable.modules.values():
@@ -320,10 +401,18 @@ class Guards:
         )
 
     def _differs(self, what: str, value: Operand) -> errors.CaptureError:
+        """The error for an attribute, or a part of a module, that has another ``value``."""
         if isinstance(value, torch.Tensor):
             return refuse(errors.MSG_REPLACED, name=self._name, what=what)
-        old, new = "another module, or none,", f"a {type(value).__name__}"
+        old, new = "something else, or nothing,", f"a {type(value).__name__}"
         return refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=new)
+
+    def _check_kinds(self) -> None:
+        for (path, module), kind in zip(self._reachable.modules.values(), self._kinds, strict=True):
+            if type(module) is not kind:
+                old, new = kind.__name__, type(module).__name__
+                what = f"the class of {path}"
+                raise refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=new)
 
     def _check_hooks(self) -> None:
         if self._hooks_now() != self._hooks:
@@ -336,6 +425,13 @@ class Guards:
             if t._s is not s:
                 raise refuse(errors.MSG_REPLACED, name=self._name, what=self._path_of(t))
         self._replacements = Replacements.count
+
+    def _check_flags(self) -> None:
+        for t, old in zip(self._seen_by_autograd, self._flags, strict=True):
+            if t.requires_grad is not old:
+                what = f"{self._path_of(t)}.requires_grad"
+                raise refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=not old)
+        self._flags_set = Replacements.flags
 
     def _path_of(self, tensor: Operand) -> str:
         for path, module in self._reachable.modules.values():

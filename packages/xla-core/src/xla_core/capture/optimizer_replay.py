@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
+from xla_core.capture.guards import END
 from xla_core.capture.matching import check_numbers
 from xla_core.capture.observation import Observation
 from xla_core.capture.optimizer_probe import reader
@@ -21,7 +23,7 @@ from xla_core.capture.traced_numbers import Expression, Formulas, Source
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge.operands import Operand
 
-_Group: TypeAlias = dict[str, object]
+_Group: TypeAlias = dict[str, Operand]
 """A group of an optimizer, or its state of a parameter."""
 _Lookup: TypeAlias = Callable[[_Group], Operand]
 
@@ -40,26 +42,23 @@ class _Counts:
                 t.data = place
             vector = whole.numpy()
             self._vectors.append((vector, np.ones((), vector.dtype), whole))
-        self._places: list[tuple[_Lookup, list[_Group], list[torch.Tensor]]] = []
-        for key in {c.key for c in counters}:
-            of_key = [c for c in counters if c.key == key]
-            states, tensors = [c.state for c in of_key], [c.tensor for c in of_key]
-            self._places.append((operator.itemgetter(key), states, tensors))
+        self._contents = [vector.tobytes() for vector, _, _ in self._vectors]
 
-    def unchanged(self) -> bool:
-        """Whether the optimizer still uses these tensors."""
-        try:
-            return not any(
-                any(map(operator.is_not, map(look, states), tensors))
-                for look, states, tensors in self._places
-            )
-        except KeyError:
-            return False
+    def agree(self) -> bool:
+        """Whether the counts differ from each other as they did: a formula reads one for many parameters."""
+        for number, (vector, _, _) in enumerate(self._vectors):
+            if (content := vector.tobytes()) != self._contents[number]:
+                changes = vector - np.frombuffer(self._contents[number], vector.dtype)
+                if changes.min() != changes.max():
+                    return False
+                self._contents[number] = content
+        return True
 
     def count(self) -> None:
         """Advance all counts by one step."""
-        for vector, one, _ in self._vectors:
+        for number, (vector, one, _) in enumerate(self._vectors):
             vector += one
+            self._contents[number] = vector.tobytes()
 
 
 def _lookup(keys: Sequence[str]) -> _Lookup:
@@ -81,14 +80,14 @@ class _Hyperparameters:
         if explanation is not None:
             read = {s for s in _read_sources(explanation.expressions) if s[0] == "group"}
             read -= explanation.constant
-        self._kept: list[tuple[_Group, tuple[str, ...], _Lookup, Operand, int]] = []
+        self._kept: list[tuple[_Group, tuple[str, ...], _Lookup, Operand, list[Operand]]] = []
         for number, group in enumerate(self._groups):
             free = {s[2] for s in read if s[1] == number and len(s) == 3}
             keys = tuple(k for k in group if k not in free and k != "params" and k != "initial_lr")
             partly = {s[2] for s in read if s[1] == number and len(s) == 4}
             keys = tuple(k for k in keys if k not in partly)
             look = _lookup(keys)
-            self._kept.append((group, keys, look, look(group), len(group["params"])))
+            self._kept.append((group, keys, look, look(group), [*group["params"], *END]))
         nonzero = () if explanation is None else explanation.nonzero
         self._nonzero = [(reader(optimizer, s), s) for s in nonzero if s in read]
 
@@ -97,8 +96,9 @@ class _Hyperparameters:
         groups = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             self._refuse("param_groups", len(self._groups), len(groups))
-        for now, (group, keys, look, values, count) in zip(groups, self._kept, strict=True):
-            if now is not group or len(group["params"]) != count:
+        for now, (group, keys, look, values, kept) in zip(groups, self._kept, strict=True):
+            parameters: Iterable[Operand] = itertools.chain(group["params"], END)
+            if now is not group or any(map(operator.is_not, parameters, kept)):
                 self._refuse("param_groups", "one list", "another one")
             if look(group) != values:
                 for key, value in zip(keys, values, strict=True):
@@ -134,7 +134,8 @@ def _read_sources(expressions: dict[int, object]) -> set[Source]:
 class Numbers:
     """The lifted floats of a recorded step; ``known`` are the positions of those that may change.
 
-    ``fixed`` says that none does. ``parameters`` are the ids of those that optimizers change in the step.
+    ``fixed`` says that none does. ``optimizers`` are those that the step lets take theirs, and ``parameters`` the
+    ids of the parameters that these change.
     """
 
     def __init__(self, name: str, former: Observation, latter: Observation) -> None:
@@ -143,7 +144,8 @@ class Numbers:
         self.known: set[int] = set()
         self._work: list[Callable[[], None]] = []
         self._checks: list[_Hyperparameters] = []
-        self._counts: list[_Counts] = []
+        self._counts: list[tuple[_Counts, str]] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._expressions: list[dict[int, Expression]] = []
         self._recorded = dataclasses.replace(
             latter,
@@ -185,9 +187,10 @@ class Numbers:
                 errors.MSG_OPTIMIZER, name=self._name, optimizer=kind, what=window.changed, why=why
             )
         self._checks.append(_Hyperparameters(self._name, optimizer, window))
+        self.optimizers.append(optimizer)
         if window.counters:
             counts = _Counts(window.counters)
-            self._counts.append(counts)
+            self._counts.append((counts, kind))
             self._work.append(counts.count)
         self._expressions.append({} if explanation is None else explanation.expressions)
         if explanation is None:
@@ -229,9 +232,9 @@ class Numbers:
         """Raise CaptureError if constants or counts of an optimizer have changed."""
         for one in self._checks:
             one.check()
-        for counts in self._counts:
-            if not counts.unchanged():
-                raise refuse(errors.MSG_REPLACED, name=self._name, what="a count of an optimizer")
+        for counts, kind in self._counts:
+            if not counts.agree():
+                raise refuse(errors.MSG_COUNTS, name=self._name, optimizer=kind)
 
     @property
     def last(self) -> np.ndarray:

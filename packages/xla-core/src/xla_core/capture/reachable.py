@@ -94,9 +94,12 @@ class Reachable:
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.schedulers: dict[int, object] = {}
+        # paths, attributes and classes of what may get an attribute in place of one of its class
+        self.owners: list[tuple[str, dict[str, object], type]] = []
         self._seen: set[int] = set()
         self._keep: list[object] = []
         self._names: set[str] = set()
+        self._methods: set[tuple[type, str]] = set()
         self._objects: list[tuple[str, object]] = []
         self._containers: list[tuple[str, ForeignObject, bool]] = []
         self._is_named = True
@@ -184,6 +187,7 @@ class Reachable:
             self._module(path, value)
         elif module_tables.is_optimizer(value):
             self.optimizers[id(value)] = value
+            self._own(path, value)
         elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             self.schedulers[id(value)] = value
             self._visit(path, value.optimizer)
@@ -229,9 +233,21 @@ class Reachable:
         if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)
             self._classes.append((path, value))
+            if self._is_named and hasattr(value, "__dict__"):
+                self._own(path, value)
         if hasattr(value, "__dict__"):
             self._attributes += ((f"{path}.{k}", k, item) for k, item in list(vars(value).items()))
             self._objects.append((path, value))
+
+    def _own(self, path: str, value: object) -> None:
+        """Watch an object's own attributes: visit those that are functions in place of its class's."""
+        kind, table = type(value), vars(value)
+        self.owners.append((path, table, kind))
+        for key, item in list(table.items()):
+            if callable(item) and callable(getattr(kind, key, None)):
+                self.slots.append(Slot(f"{path}.{key}", table, key))
+                if not is_equivalent(item):
+                    self._visit(f"{path}.{key}", item)
 
     def _runs(self, code: types.CodeType) -> bool:
         """Whether a step may run the code."""
@@ -252,8 +268,10 @@ class Reachable:
                         self._attributes.append((f"{path}.{name}", name, member))
                 elif name not in _NEVER_CALLED and self._runs(function.__code__):
                     self._names |= _names(function.__code__)
-                    if not foreign:
+                    if (base, name) not in self._methods:
+                        self._methods.add((base, name))
                         self.slots.append(Slot(f"{path}.{name}", vars(base), name))
+                    if not foreign:
                         self._visit(f"{path}.{name}", function)
 
     def _module(self, path: str, module: torch.nn.Module) -> None:
@@ -265,6 +283,7 @@ class Reachable:
             self.modules[id(inner)] = where, inner
             self._seen.add(id(inner))
             self._class(where, type(inner))
+            self._own(where, inner)
             if _root(type(inner).__module__) not in _FOREIGN:
                 self._classes.append((where, inner))
                 for key, item in list(vars(inner).items()):
@@ -383,6 +402,12 @@ def _function_of(member: object) -> types.FunctionType | None:
         if isinstance(member, kind):
             member = getattr(member, name)
     return member if isinstance(member, types.FunctionType) else None
+
+
+def is_equivalent(item: Operand) -> bool:
+    """Whether an object's own function does what its class's does: one of this project's, or a scheduler's."""
+    own = _root(getattr(item, "__module__", None)) in _OWN
+    return own or module_tables.is_schedulers_wrapper(item)
 
 
 def _root(module: str | None) -> str:

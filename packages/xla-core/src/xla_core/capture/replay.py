@@ -87,6 +87,8 @@ class Replay:
         # the step reads the gradients of parameters that optimizers change, and those that it adds to
         looked_at = self._numbers.parameters | set(map(id, self._states))
         self._gradients = Gradients(name, wiring.gradients, guards, looked_at)
+        touched = {id(s) for s in itertools.chain(self._states, self._targets)}
+        guards.watch_optimizers(self._numbers.optimizers, touched)
         self._bind_donated()
         self._count_own_references()
         self._blank = copy.copy(trace)
@@ -179,12 +181,17 @@ class Replay:
         )
 
     def _count_own_references(self) -> None:
-        """Count the replay's own references to each state; a state without other references has been dropped."""
-        lists = self._states, self._inputs, self._sources, self._targets, self._guards.storages()
+        """Count the replay's own references to each state; a state without other references has been dropped.
+
+        The guards hold the tensors that they check themselves.
+        """
+        guarded = set(map(id, self._guards.storages()))
+        self._counted = [s for s in self._states if id(s) not in guarded]
+        lists = self._states, self._inputs, self._sources, self._targets, self._counted
         held: dict[int, int] = {}
         for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
             held[id(s)] = held.get(id(s), 0) + 1
-        self._own_references = [held[id(s)] + ALONE - 1 for s in self._states]
+        self._own_references = [held[id(s)] + ALONE - 1 for s in self._counted]
         self._last_references: list[int] = []
 
     @property
@@ -317,7 +324,7 @@ class Replay:
     def _check(self, arguments: Sequence[XLATensor]) -> None:
         """Raise CaptureError if something has changed since the recording."""
         self._guards.check()
-        references = list(map(getrefcount, self._states))
+        references = list(map(getrefcount, self._counted))
         if references != self._last_references:
             if any(map(operator.le, references, self._own_references)):
                 self._tell_dropped()
@@ -331,9 +338,9 @@ class Replay:
             raise refuse(errors.MSG_ALIASES, name=self._name)
 
     def _tell_dropped(self) -> None:
-        dropped = map(operator.le, map(getrefcount, self._states), self._own_references)
+        dropped = map(operator.le, map(getrefcount, self._counted), self._own_references)
         number = list(dropped).index(True)
-        what = f"a tensor of {self._states[number].meta} that the step holds"
+        what = f"a tensor of {self._counted[number].meta} that the step holds"
         raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
     def _collect(self, arguments: Sequence[XLATensor]) -> list[HeldBuffer]:
@@ -429,7 +436,9 @@ class Replay:
         first = len(self._targets) - len(self._gradients.tensors)
         for number, slot, fresh in self._gradients.renewed(self._trace, self._targets, first):
             if slot is not None:
-                self._states[self._states.index(self._inputs[slot])] = fresh
+                former = self._inputs[slot]
+                for states in (self._states, self._counted):
+                    states[:] = [fresh if s is former else s for s in states]
                 self._inputs[slot] = self._sources[slot] = fresh
             self._targets[first + number] = fresh
 

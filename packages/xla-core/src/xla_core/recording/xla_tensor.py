@@ -134,9 +134,15 @@ def through_wrapper(handler: Handler) -> Handler:
 
 
 class Replacements:
-    """``count`` increases whenever a tensor's storage is replaced."""
+    """``count`` increases whenever a tensor's storage is replaced, ``flags`` whenever ``requires_grad`` is set."""
 
     count = 0
+    flags = 0
+
+
+def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
+    Replacements.flags += 1
+    torch_private.set_requires_grad(tensor, value)
 
 
 def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
@@ -207,6 +213,19 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
                 f"move it first: .to('{self.device}')"
             )
         become(self, value)
+
+    # the getter is a function of C's
+    requires_grad = property(torch_private.get_requires_grad, _set_requires_grad)
+
+    def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
+        """The same as ``Tensor.requires_grad_``."""
+        Replacements.flags += 1
+        return super().requires_grad_(requires_grad)
+
+    def detach_(self) -> torch.Tensor:
+        """The same as ``Tensor.detach_``."""
+        Replacements.flags += 1
+        return super().detach_()
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         host = self.detach().cpu()

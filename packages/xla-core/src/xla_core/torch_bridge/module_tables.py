@@ -47,6 +47,11 @@ def hook_tables(
     return tables
 
 
+def is_schedulers_wrapper(value: object) -> bool:
+    """Whether it is what a scheduler puts in place of ``optimizer.step``, to notice that it was called."""
+    return getattr(value, "_wrapped_by_lr_sched", False) is True
+
+
 def is_optimizer(value: object) -> bool:
     """Whether it is an optimizer, and not a wrapper of one that only says so, as accelerate's is."""
     return isinstance(value, torch.optim.Optimizer) and hasattr(value, _OPTIMIZER_HOOKS[0])

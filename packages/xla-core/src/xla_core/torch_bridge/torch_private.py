@@ -88,6 +88,10 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 # Gives a tensor the C++ metadata (shape, dtype) of another; the Python object stays. A function of C's.
 set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 
+# ``tensor.requires_grad`` as C++ has it. Functions of C's.
+get_requires_grad: Callable[[torch.Tensor], bool] = torch._C.TensorBase.requires_grad.__get__
+set_requires_grad: Callable[[torch.Tensor, bool], None] = torch._C.TensorBase.requires_grad.__set__
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
