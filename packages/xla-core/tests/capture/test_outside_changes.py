@@ -163,6 +163,13 @@ def test_a_flag_that_is_set_to_what_it_was_is_followed():
     assert_followed(adam, lambda trainer: trainer.net.requires_grad_(True))
 
 
+def test_a_parameter_is_swapped():
+    def change(trainer):
+        torch.utils.swap_tensors(trainer.weight, nn.Parameter(torch.ones(4, 4).to("xla")))
+
+    assert_refused(adam, change, "net.0.linear.weight is no longer the tensor")
+
+
 def own_forward(trainer):
     linear = trainer.block.linear
 

@@ -145,6 +145,15 @@ def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
     torch_private.set_requires_grad(tensor, value)
 
 
+_attributes: Final = vars(torch.Tensor)["__dict__"]
+
+
+def _set_attributes(tensor: torch.Tensor, value: dict[str, object]) -> None:
+    Replacements.count += 1
+    Replacements.flags += 1
+    _attributes.__set__(tensor, value)
+
+
 def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
     """Make ``target`` share the storage and view of ``source`` from now on.
 
@@ -213,6 +222,9 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
                 f"move it first: .to('{self.device}')"
             )
         become(self, value)
+
+    # torch.utils.swap_tensors sets it, and then exchanges the storages of two tensors
+    __dict__ = property(_attributes.__get__, _set_attributes)  # type: ignore[assignment]
 
     # the getter is a function of C's
     requires_grad = property(torch_private.get_requires_grad, _set_requires_grad)
