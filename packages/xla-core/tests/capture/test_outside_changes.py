@@ -29,12 +29,17 @@ class Block(nn.Module):
 
 
 class Trainer:
+    best = None
+
     def __init__(self, optimizer):
         torch.manual_seed(0)
         self.net = nn.Sequential(Block(), nn.BatchNorm1d(4), nn.GELU(), nn.Linear(4, 2)).to("xla")
         self.optimizer = optimizer(self.net.parameters())
         self.block = self.net[0]
         self.weight = self.block.linear.weight
+
+    def report(self):
+        return self.best
 
     def loss(self, y):
         return y.pow(2).sum()
@@ -255,6 +260,8 @@ def test_a_group_gets_other_parameters(change):
 
 FOLLOWED = {
     "a new attribute": lambda trainer: setattr(trainer.block, "note", 3),
+    "a value of an object's own": lambda trainer: setattr(trainer, "best", 3),
+    "a function that the step does not call": lambda trainer: setattr(trainer, "report", print),
     "a scheduler": lambda trainer: torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1),
     "a list of the same parameters": lambda trainer: trainer.optimizer.param_groups[0].update(
         params=list(trainer.net.parameters())

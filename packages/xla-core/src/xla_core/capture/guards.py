@@ -194,10 +194,11 @@ class _OptimizerState:
 
 
 class _OwnAttributes:
-    """The attributes that objects have of their own: a new one may take the place of one of the class."""
+    """The attributes that objects have of their own: a new one may take the place of a function of the class."""
 
-    def __init__(self, owners: Iterable[tuple[str, dict[str, object], type]]) -> None:
-        rows = list(owners)
+    def __init__(self, reachable: Reachable) -> None:
+        rows = reachable.owners
+        self._calls = reachable.calls
         self._paths = [path for path, _, _ in rows]
         self._tables = [table for _, table, _ in rows]
         self._kinds = [kind for _, _, kind in rows]
@@ -205,13 +206,13 @@ class _OwnAttributes:
         self._counts = list(map(len, self._tables))
 
     def shadowing(self) -> tuple[str, object] | None:
-        """The path and the value of a new attribute that takes the place of one of the class."""
+        """The path and the value of a new attribute that takes the place of a function that the step may call."""
         if list(map(len, self._tables)) == self._counts:
             return None
         rows = zip(self._paths, self._tables, self._kinds, self._known, strict=True)
         for path, table, kind, known in rows:
             for key in table.keys() - known:
-                if hasattr(kind, key) and not is_equivalent(table[key]):
+                if self._calls(kind, key) and not is_equivalent(table[key]):
                     return f"{path}.{key}", table[key]
             known |= table.keys()
         self._counts = list(map(len, self._tables))
@@ -229,7 +230,7 @@ class Guards:
         self._bind_slots()
         self._modules = [m for _, m in reachable.modules.values()]
         self._kinds = list(map(type, self._modules))
-        self._attributes = _OwnAttributes(reachable.owners)
+        self._attributes = _OwnAttributes(reachable)
         self._bind_tables()
         self._optimizers = list(reachable.optimizers.values())
         self._states = [o.state for o in self._optimizers]

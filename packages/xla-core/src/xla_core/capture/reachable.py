@@ -98,7 +98,7 @@ class Reachable:
         self.owners: list[tuple[str, dict[str, object], type]] = []
         self._seen: set[int] = set()
         self._keep: list[object] = []
-        self._names: set[str] = set()
+        self._names = {"forward"}  # torch's code names it
         self._methods: set[tuple[type, str]] = set()
         self._objects: list[tuple[str, object]] = []
         self._containers: list[tuple[str, ForeignObject, bool]] = []
@@ -240,14 +240,16 @@ class Reachable:
             self._objects.append((path, value))
 
     def _own(self, path: str, value: object) -> None:
-        """Watch an object's own attributes: visit those that are functions in place of its class's."""
+        """Watch an object's own functions in place of its class's; those that are there are visited."""
         kind, table = type(value), vars(value)
         self.owners.append((path, table, kind))
         for key, item in list(table.items()):
-            if callable(item) and callable(getattr(kind, key, None)):
-                self.slots.append(Slot(f"{path}.{key}", table, key))
-                if not is_equivalent(item):
-                    self._visit(f"{path}.{key}", item)
+            if callable(getattr(kind, key, None)) and not is_equivalent(item):
+                self._attributes.append((f"{path}.{key}", key, item))
+
+    def calls(self, kind: type, attribute: str) -> bool:
+        """Whether some code may call this attribute of objects of a class."""
+        return self.names(attribute) and callable(getattr(kind, attribute, None))
 
     def _runs(self, code: types.CodeType) -> bool:
         """Whether a step may run the code."""
@@ -342,6 +344,9 @@ class Reachable:
             for key, item in list(items):
                 if isinstance(item, _WRITABLE) or (is_named and not isinstance(value, tuple)):
                     slots.append(Slot(f"{path}[{key!r}]", value, key))
+        for path, table, kind in self.owners:
+            for key in filter(functools.partial(self.calls, kind), table):
+                self.slots.append(Slot(f"{path}.{key}", table, key))
         for path, value in self._objects:
             for key in _named(names, vars(value)):
                 self.slots.append(Slot(f"{path}.{key}", vars(value), key))
