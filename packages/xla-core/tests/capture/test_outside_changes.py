@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_xla
-from torch_xla.experimental.capture import CaptureError, capture
+from torch_xla.experimental.capture import CaptureError, Graph, capture, graph
 
 CALLS, CHANGED_BEFORE = 9, 5
 scales = {"forward": 2.0}
@@ -166,6 +166,54 @@ def test_parameters_are_trained_that_were_frozen():
 
 def test_a_flag_that_is_set_to_what_it_was_is_followed():
     assert_followed(adam, lambda trainer: trainer.net.requires_grad_(True))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_steps_that_freeze_parameters_themselves_leave_them_as_ordinary_steps_do(rounds):
+    """As an adversarial training does: what one step sets, the other one finds, and the code after both."""
+
+    def trained(wrap):
+        torch.manual_seed(0)
+        maker, judge = nn.Linear(4, 4).to("xla"), nn.Linear(4, 1).to("xla")
+        of_maker, of_judge = adam(maker.parameters()), adam(judge.parameters())
+
+        def train_judge(x):
+            judge.requires_grad_(True)
+            of_judge.zero_grad()
+            loss = (judge(x) - 1).pow(2).mean() + judge(maker(x).detach()).pow(2).mean()
+            loss.backward()
+            of_judge.step()
+            return loss
+
+        def train_maker(x):
+            judge.requires_grad_(False)
+            of_maker.zero_grad()
+            loss = (judge(maker(x)) - 1).pow(2).mean()
+            loss.backward()
+            of_maker.step()
+            return loss
+
+        steps = [wrap(train_judge)] * rounds + [wrap(train_maker)]
+        seen = []
+        for call in range(8):
+            for step in steps:
+                seen.append(step(torch.full((2, 4), float(call)).to("xla")).item())
+                seen.append(judge(torch.ones(1, 4).to("xla")).requires_grad)
+        return seen
+
+    assert trained(capture) == trained(lambda step: step)
+
+
+def test_the_state_of_an_optimizer_in_a_block_is_replaced():
+    trainer = Trainer(adam)
+    x = torch.ones(3, 4).to("xla")
+    trainer.step(x)
+    with graph(recorded := Graph()):
+        trainer.step(x)
+    recorded.replay()
+    replace_state(trainer)
+    with pytest.raises(CaptureError, match=r"optimizer\.state"):
+        recorded.replay()
 
 
 def test_a_parameter_is_swapped():

@@ -233,7 +233,6 @@ class Guards:
         self._attributes = _OwnAttributes(reachable)
         self._bind_tables()
         self._optimizers = list(reachable.optimizers.values())
-        self._states = [o.state for o in self._optimizers]
         self._watched_states: list[_OptimizerState] = []
         self._bind_tensors()
         self._hooks = self._hooks_now()
@@ -279,7 +278,8 @@ class Guards:
         tensors = [*self._everything, *self._parameters]
         tensors += itertools.chain(self._values, self._cell_values, self._class_values)
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
-        self._flags = list(map(_REQUIRES_GRAD, self._seen_by_autograd))
+        self._flags: list[bool | None] = list(map(_REQUIRES_GRAD, self._seen_by_autograd))
+        self._left_flags: list[tuple[XLATensor, bool]] = []
         self._flags_set = Replacements.flags
         tensors += itertools.chain.from_iterable(
             _OptimizerState(o).values for o in self._optimizers
@@ -292,12 +292,28 @@ class Guards:
         self, stepped: Sequence[torch.optim.Optimizer], storages: Set[int]
     ) -> None:
         """Check what optimizers keep: those in ``stepped``, and those that keep a storage with one of these ids."""
+        known = set(map(id, self._optimizers))
+        self._optimizers += [o for o in dict.fromkeys(stepped) if id(o) not in known]
+        self._states = [o.state for o in self._optimizers]
         for optimizer in self._optimizers:
             state = _OptimizerState(optimizer)
             if optimizer in stepped or state.has(storages):
                 self._watched_states.append(state)
                 self._filled += state.views
                 self._contents[-1:] = [*state.values, *END]
+
+    def leave_flags(self, flagged: Set[int]) -> None:
+        """Do not check ``requires_grad`` of tensors with these ids; ``set_flags`` gives them their present one."""
+        left = {id(t): t for t in self._seen_by_autograd if id(t) in flagged}
+        self._left_flags = [(t, t.requires_grad) for t in left.values()]
+        checked = zip(self._seen_by_autograd, self._flags, strict=True)
+        self._flags = [None if id(t) in left else flag for t, flag in checked]
+
+    def set_flags(self) -> None:
+        """Set ``requires_grad`` as the step does."""
+        for t, wanted in self._left_flags:
+            if t.requires_grad is not wanted:
+                t.requires_grad_(wanted)
 
     def versioned(self) -> list[XLATensor]:
         """The tensors that autograd may have saved: all reachable ones except optimizers' state."""
@@ -429,7 +445,7 @@ class Guards:
 
     def _check_flags(self) -> None:
         for t, old in zip(self._seen_by_autograd, self._flags, strict=True):
-            if t.requires_grad is not old:
+            if old is not None and t.requires_grad is not old:
                 what = f"{self._path_of(t)}.requires_grad"
                 raise refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=not old)
         self._flags_set = Replacements.flags

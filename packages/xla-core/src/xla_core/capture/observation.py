@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 
 from torch.utils import _pytree as pytree
@@ -29,7 +29,7 @@ from xla_core.recording import random_state, source_location
 from xla_core.recording.entry import Entry
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand, TorchObject
 
@@ -75,7 +75,8 @@ class Observation:
     ``last`` is the step's last entry, ``program`` the program that computed it, ``inputs`` its inputs. ``values``
     has the storages that the step gave a value and that were alive at its end. ``arguments`` are the arguments'
     storages, ``leaves`` and ``spec`` the result. ``floats`` and ``ints`` are the lifted numbers, ``drawn`` the
-    random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers.
+    random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers. ``flagged`` are the ids of
+    tensors whose ``requires_grad`` the call has set.
     """
 
     last: Entry
@@ -91,6 +92,7 @@ class Observation:
     drawn: Drawn
     windows: list[Window]
     events: list[tuple[str, ForeignObject]]
+    flagged: Set[int]
 
 
 @contextmanager
@@ -131,6 +133,7 @@ class Observer:
         self.name = name
         self._arguments = [t._s for t in arguments]
         self._made: dict[int, tuple[object, Line]] = {}
+        self._flagged: set[int] = set()
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
         self._ran: tuple[str, int] | None = None
@@ -150,6 +153,8 @@ class Observer:
             stack.enter_context(eager_mode.mode(False))
             stack.enter_context(refusing_reads(trace))
             stack.enter_context(self._optimizers.watching(schedulers))
+            stack.callback(setattr, Replacements, "flagged", Replacements.flagged)
+            Replacements.flagged = self._flagged
             stack.callback(trace.tell_of_storages, None)
             trace.tell_of_storages(self._note)
             stack.callback(events.subscribe(events.ProgramExecuted, self._listen))
@@ -196,7 +201,7 @@ class Observer:
         drawn = drawn_in(last.path(), ints, self._before, state)
         return Observation(
             last, program, inputs, values, gradients, self._arguments, leaves, spec, floats, ints,
-            drawn, self._optimizers.windows, self._optimizers.events,
+            drawn, self._optimizers.windows, self._optimizers.events, self._flagged,
         )  # fmt: skip
 
     def _check_devices(self) -> None:

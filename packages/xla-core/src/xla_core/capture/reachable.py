@@ -244,12 +244,12 @@ class Reachable:
         kind, table = type(value), vars(value)
         self.owners.append((path, table, kind))
         for key, item in list(table.items()):
-            if callable(getattr(kind, key, None)) and not is_equivalent(item):
+            if _has_function(kind, key) and not is_equivalent(item):
                 self._attributes.append((f"{path}.{key}", key, item))
 
     def calls(self, kind: type, attribute: str) -> bool:
         """Whether some code may call this attribute of objects of a class."""
-        return self.names(attribute) and callable(getattr(kind, attribute, None))
+        return self.names(attribute) and _has_function(kind, attribute)
 
     def _runs(self, code: types.CodeType) -> bool:
         """Whether a step may run the code."""
@@ -407,6 +407,14 @@ def _function_of(member: object) -> types.FunctionType | None:
         if isinstance(member, kind):
             member = getattr(member, name)
     return member if isinstance(member, types.FunctionType) else None
+
+
+def _has_function(kind: type, name: str) -> bool:
+    """Whether objects of a class have a function of this name from it."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return callable(vars(base)[name]) or isinstance(vars(base)[name], classmethod)
+    return False
 
 
 def is_equivalent(item: Operand) -> bool:

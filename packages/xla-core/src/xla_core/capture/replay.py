@@ -89,6 +89,7 @@ class Replay:
         self._gradients = Gradients(name, wiring.gradients, guards, looked_at)
         touched = {id(s) for s in itertools.chain(self._states, self._targets)}
         guards.watch_optimizers(self._numbers.optimizers, touched)
+        guards.leave_flags(former.flagged | latter.flagged)
         self._bind_donated()
         self._count_own_references()
         self._blank = copy.copy(trace)
@@ -295,6 +296,7 @@ class Replay:
             self._end(arguments, results, kept)
             if not attached:
                 self._gradients.attach()
+            self._guards.set_flags()
             counters.increment(REPLAYED)
             return self._give(arguments, results, kept)
 

@@ -134,14 +134,20 @@ def through_wrapper(handler: Handler) -> Handler:
 
 
 class Replacements:
-    """``count`` increases whenever a tensor's storage is replaced, ``flags`` whenever ``requires_grad`` is set."""
+    """How often storages were replaced (``count``) and ``requires_grad`` set (``flags``; ids in ``flagged``)."""
 
-    count = 0
-    flags = 0
+    count = flags = 0
+    flagged: set[int] | None = None
+
+
+def _note_flag(tensor: torch.Tensor) -> None:
+    Replacements.flags += 1
+    if Replacements.flagged is not None:
+        Replacements.flagged.add(id(tensor))
 
 
 def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
-    Replacements.flags += 1
+    _note_flag(tensor)
     torch_private.set_requires_grad(tensor, value)
 
 
@@ -150,7 +156,7 @@ _attributes: Final = vars(torch.Tensor)["__dict__"]
 
 def _set_attributes(tensor: torch.Tensor, value: dict[str, object]) -> None:
     Replacements.count += 1
-    Replacements.flags += 1
+    _note_flag(tensor)
     _attributes.__set__(tensor, value)
 
 
@@ -231,12 +237,12 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
 
     def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
         """The same as ``Tensor.requires_grad_``."""
-        Replacements.flags += 1
+        _note_flag(self)
         return super().requires_grad_(requires_grad)
 
     def detach_(self) -> torch.Tensor:
         """The same as ``Tensor.detach_``."""
-        Replacements.flags += 1
+        _note_flag(self)
         return super().detach_()
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
