@@ -21,7 +21,7 @@ from xla_core.testing.random_programs import make_program
 DEVICE = torch.device("xla:0")
 LEFT_OUT = {
     "sync", "observe", "observe_all", "read_item", "text", "garbage", "capture", "copy_host", "swap",
-    "t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "set_", "set_data", "requires_grad_",
+    "t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "set_", "set_data",
 }  # fmt: skip
 FROM_THE_HOST = {"input", "positions"}
 CALLS = 12
@@ -29,6 +29,8 @@ LOOKED_AT = {0, 3, 4, 9, 11}
 """Calls after which the state is read; in between, replays pass it on from one to the next."""
 WRITTEN = {4, 8}
 """Calls after which it is written from outside."""
+FROZEN = 6
+"""The call after which what wants gradients wants none, and the other way round."""
 SWEEP = 600
 
 
@@ -51,6 +53,23 @@ def write(tensors):
         for t in tensors:
             if t.is_floating_point() and t.is_contiguous():
                 t.detach().mul_(0.5)
+
+
+def turn(tensors):
+    """Turn ``requires_grad`` of the first tensor that may have a gradient of its own."""
+    for t in tensors:
+        if t.is_floating_point() and t.is_leaf and t._base is None:
+            t.requires_grad_(not t.requires_grad)
+            return
+
+
+def anew(step, arguments):
+    """A call that, if a replay is refused, is recorded like a first one."""
+    try:
+        return step(arguments)
+    except CaptureError:
+        step.reset()
+        return step(arguments)
 
 
 def trajectory(seed, captured):
@@ -78,13 +97,16 @@ def trajectory(seed, captured):
         for instruction in made:
             source.execute(instruction)
         arguments = source.slots
-        results = called(arguments)
+        after_a_turn = captured and call == FROZEN + 1
+        results = anew(called, arguments) if after_a_turn else called(arguments)
         torch_xla.sync()
         found.append((seen(results), seen(arguments.values())))
         if call in LOOKED_AT:
             found.append(seen(state.values()))
         if call in WRITTEN:
             write(state.values())
+        if call == FROZEN:
+            turn(state.values())
         del results, source, arguments
     return found
 

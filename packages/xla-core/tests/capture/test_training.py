@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 
 import pytest
 import torch
@@ -34,11 +35,11 @@ class Net(nn.Module):
         return self.last(self.drop(F.relu(self.norm(self.first(x)))))
 
 
-def batches(count, size=8):
+def batches(count, sizes=(8,)):
     generator = torch.Generator().manual_seed(3)
     return [
         (torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator))
-        for _ in range(count)
+        for size in itertools.islice(itertools.cycle(sizes), count)
     ]
 
 
@@ -101,9 +102,9 @@ def assert_same(found, expected):
         assert torch.equal(found[key], value), key
 
 
-def check_alike(*args, steps=12, **kwargs):
+def check_alike(*args, steps=12, sizes=(8,), **kwargs):
     """A captured training equals the ordinary one to the last bit, in all that it leaves behind."""
-    data = batches(steps)
+    data = batches(steps, sizes)
     lazy, captured = Run(*args, **kwargs), Run(*args, **kwargs)
     torch_xla.manual_seed(1)
     expected = lazy.train(data, False)
@@ -111,7 +112,7 @@ def check_alike(*args, steps=12, **kwargs):
     torch_xla.manual_seed(1)
     assert captured.train(data, True) == expected
     assert_same(captured.state(), state)
-    assert captured.captured.recordings == 1
+    assert captured.captured.recordings == len(set(sizes))
     return captured
 
 
@@ -157,6 +158,63 @@ SCHEDULES = {
         milestones=[6],
     ),
 }
+
+
+# A new tensor each time, and numbers that decide.
+NOT_SCHEDULED = {"adam with a tensor", "rmsprop", "radam capturable"}
+
+
+@pytest.mark.parametrize("sizes", [(8, 5), (8, 8, 8, 8, 8, 8, 3)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_batches_of_several_sizes(name, sizes):
+    """Each size has a recording of its own; the optimizer's state and counts of steps are those of all."""
+    schedule = None if name in NOT_SCHEDULED else SCHEDULES["lambda"]
+    check_alike(OPTIMIZERS[name], schedule, steps=30, sizes=sizes)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adam one by one", "adagrad"])
+@pytest.mark.parametrize("pattern", ["ab", "aabbb", "abo", "oaaaaoabbbb"])
+def test_two_steps_and_ordinary_ones_share_an_optimizer(name, pattern):
+    """``a`` and ``b`` have losses of their own, and ``o`` is the step of ``a`` that is not captured."""
+
+    def trained(wrap):
+        run = Run(OPTIMIZERS[name])
+
+        def other(x, y):
+            run.optimizer.zero_grad()
+            loss = run.net(x).sigmoid().sub(y[:, None]).square().mean()
+            loss.backward()
+            run.optimizer.step()
+            return loss
+
+        steps = {"a": wrap(run.step), "b": wrap(other), "o": run.step}
+        losses = []
+        for kind, (x, y) in zip(itertools.cycle(pattern), batches(34), strict=False):
+            losses.append(steps[kind](x.to(DEVICE), y.to(DEVICE)).item())
+        return losses, run.state()
+
+    (losses, state), (expected, wanted) = trained(capture), trained(lambda step: step)
+    assert losses == expected
+    assert_same(state, wanted)
+
+
+def test_steps_that_train_other_parameters_do_not_share_counts_of_steps():
+    """The counts of the layer that both train go ahead of the others', for which the first reads them, too."""
+    run = Run(OPTIMIZERS["adam"])
+
+    def last(x, y):
+        run.optimizer.zero_grad()
+        loss = F.cross_entropy(run.net.last(run.net.first(x).detach()), y)
+        loss.backward()
+        run.optimizer.step()
+
+    whole = capture(run.step)
+    data = [(x.to(DEVICE), y.to(DEVICE)) for x, y in batches(6)]
+    for x, y in data:
+        whole(x, y)
+    last(*data[0])
+    with pytest.raises(CaptureError, match="counts of steps that Adam keeps"):
+        whole(*data[0])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

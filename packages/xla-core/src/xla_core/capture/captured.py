@@ -69,6 +69,7 @@ class Captured:
         self._known: dict[object, Replay | _Progress] = {}
         self._executed: dict[object, ExecutedCode] = {}
         self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
+        self._flagged: list[Operand] = []
         self._replays = 0
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured:
@@ -91,6 +92,7 @@ class Captured:
         """Forget all recordings; the next calls record again."""
         self._known.clear()
         self._executed.clear()
+        self._flagged.clear()
         for one in self._bound.values():
             one.reset()
 
@@ -106,7 +108,9 @@ class Captured:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             key = tuple(map(_kind_of_leaf, leaves))
         trace = _trace_of(leaves)
-        key = (key, spec, _mode(), _layouts(leaves, trace))
+        # the step that sets requires_grad itself may look at it before
+        flags = tuple(t.requires_grad for t in self._flagged) if self._flagged else ()
+        key = (key, spec, _mode(), _layouts(leaves, trace), flags)
         known = self._known.get(key)
         if type(known) is Replay and not self._is_check_due():
             tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
@@ -120,7 +124,8 @@ class Captured:
     # -- recording -----------------------------------------------------------------------------
 
     def _record(
-        self, trace: Trace, key: object, known: ForeignObject, leaves: Sequence[Operand], spec: object
+        self, trace: Trace, key: tuple[Operand, ...], known: ForeignObject, leaves: Sequence[Operand],
+        spec: object,
     ) -> object:  # fmt: skip
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
@@ -150,6 +155,7 @@ class Captured:
         inputs = known.inputs(tensors) if type(known) is Replay else []
         observed, result = observe(self._name, trace, function, tensors, reachable, code)
         counters.increment(RECORDED)
+        key = self._noted(key, observed, reachable)
         if type(known) is Replay:
             known.compare(inputs, observed)
             return result
@@ -165,6 +171,23 @@ class Captured:
                 if known.attempts > 1:
                     raise
         return result
+
+    def _noted(
+        self, key: tuple[Operand, ...], observed: Observation, reachable: Reachable
+    ) -> tuple[Operand, ...]:
+        """The call's key, with those parameters that it is the first to have set ``requires_grad`` of."""
+        known = set(map(id, self._flagged))
+        fresh = [
+            p for p in reachable.parameters() if id(p) in observed.flagged and id(p) not in known
+        ]
+        if not fresh:
+            return key
+        self._flagged += fresh
+        *others, flags = key
+        longer = (*others, (*flags, *(observed.flagged[id(p)] for p in fresh)))
+        self._known[longer] = self._known.pop(key)
+        self._executed[longer] = self._executed.pop(key)
+        return longer
 
 
 def observe(

@@ -303,7 +303,10 @@ class Guards:
                 self._contents[-1:] = [*state.values, *END]
 
     def leave_flags(self, flagged: Set[int]) -> None:
-        """Do not check ``requires_grad`` of tensors with these ids; ``set_flags`` gives them their present one."""
+        """Do not check ``requires_grad`` of tensors with these ids; ``set_flags`` gives them their present one.
+
+        It is for the caller to make sure that it is what it was before the recorded calls.
+        """
         left = {id(t): t for t in self._seen_by_autograd if id(t) in flagged}
         self._left_flags = [(t, t.requires_grad) for t in left.values()]
         checked = zip(self._seen_by_autograd, self._flags, strict=True)

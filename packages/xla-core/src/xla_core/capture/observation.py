@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch.utils import _pytree as pytree
@@ -75,8 +75,8 @@ class Observation:
     ``last`` is the step's last entry, ``program`` the program that computed it, ``inputs`` its inputs. ``values``
     has the storages that the step gave a value and that were alive at its end. ``arguments`` are the arguments'
     storages, ``leaves`` and ``spec`` the result. ``floats`` and ``ints`` are the lifted numbers, ``drawn`` the
-    random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers. ``flagged`` are the ids of
-    tensors whose ``requires_grad`` the call has set.
+    random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers. ``flagged`` has, by id,
+    the tensors whose ``requires_grad`` the call has set, with what it was before.
     """
 
     last: Entry
@@ -92,7 +92,7 @@ class Observation:
     drawn: Drawn
     windows: list[Window]
     events: list[tuple[str, ForeignObject]]
-    flagged: Set[int]
+    flagged: Mapping[int, bool]
 
 
 @contextmanager
@@ -133,7 +133,7 @@ class Observer:
         self.name = name
         self._arguments = [t._s for t in arguments]
         self._made: dict[int, tuple[object, Line]] = {}
-        self._flagged: set[int] = set()
+        self._flagged: dict[int, bool] = {}
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
         self._ran: tuple[str, int] | None = None

@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -28,37 +29,78 @@ _Group: TypeAlias = dict[str, Operand]
 _Lookup: TypeAlias = Callable[[_Group], Operand]
 
 
-class _Counts:
-    """The step counts of an optimizer, which share one tensor per dtype, so that one addition advances them all."""
+class _CountVector:
+    """Counts of steps of one dtype that share memory, so that one addition advances them all.
 
-    def __init__(self, counters: list[Counter]) -> None:
-        self._counters = counters
-        # with the number to add, as numpy takes twice the time for a number of Python's
-        self._vectors: list[tuple[np.ndarray, np.ndarray, torch.Tensor]] = []
-        for dtype in {c.tensor.dtype for c in counters}:
-            alike = [c.tensor for c in counters if c.tensor.dtype == dtype]
-            whole = torch.stack([t.detach() for t in alike])
-            for place, t in zip(whole.unbind(), alike, strict=True):
-                t.data = place
-            vector = whole.numpy()
-            self._vectors.append((vector, np.ones((), vector.dtype), whole))
-        self._contents = [vector.tobytes() for vector, _, _ in self._vectors]
+    ``is_current`` says whether they still do: another recording may have put some of them elsewhere.
+    """
+
+    _of_optimizers: Final = weakref.WeakKeyDictionary[torch.optim.Optimizer, "list[_CountVector]"]()
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._whole = torch.stack([t.detach() for t in tensors])
+        for place, t in zip(self._whole.unbind(), tensors, strict=True):
+            t.data = place
+        self.numbers: np.ndarray = self._whole.numpy()
+        # numpy takes twice the time to add a number of Python's
+        self._one = np.ones((), self.numbers.dtype)
+        self.is_current = True
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> _CountVector:
+        """The vector of these counts of an optimizer, which all recordings of its steps share."""
+        known = cls._of_optimizers.setdefault(optimizer, [])
+        for one in known:
+            if list(map(id, one._tensors)) == list(map(id, tensors)):
+                return one
+        wanted = set(map(id, tensors))
+        for one in known:
+            one.is_current = wanted.isdisjoint(map(id, one._tensors))
+        made = cls(tensors)
+        known[:] = [*(one for one in known if one.is_current), made]
+        return made
+
+    def advance(self) -> None:
+        """Add one to each."""
+        self.numbers += self._one
+
+
+class _Counts:
+    """The counts of steps that an optimizer has for the parameters that a recorded step changes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, counters: list[Counter]) -> None:
+        self._optimizer = optimizer
+        self._tensors = [
+            [c.tensor for c in counters if c.tensor.dtype == dtype]
+            for dtype in dict.fromkeys(c.tensor.dtype for c in counters)
+        ]
+        self._bind()
+        self._differences = [v.numbers - v.numbers[0] for v in self._vectors]
+
+    def _bind(self) -> None:
+        self._vectors = [_CountVector.of(self._optimizer, tensors) for tensors in self._tensors]
+        self._contents = [vector.numbers.tobytes() for vector in self._vectors]
 
     def agree(self) -> bool:
         """Whether the counts differ from each other as they did: a formula reads one for many parameters."""
-        for number, (vector, _, _) in enumerate(self._vectors):
-            if (content := vector.tobytes()) != self._contents[number]:
-                changes = vector - np.frombuffer(self._contents[number], vector.dtype)
-                if changes.min() != changes.max():
-                    return False
-                self._contents[number] = content
+        for number, vector in enumerate(self._vectors):
+            if not vector.is_current:
+                self._bind()
+                return self._differ_as_before()
+            if vector.numbers.tobytes() != self._contents[number]:
+                return self._differ_as_before()
         return True
+
+    def _differ_as_before(self) -> bool:
+        rows = zip(self._vectors, self._differences, strict=True)
+        return all(np.array_equal(v.numbers - v.numbers[0], differences) for v, differences in rows)
 
     def count(self) -> None:
         """Advance all counts by one step."""
-        for number, (vector, one, _) in enumerate(self._vectors):
-            vector += one
-            self._contents[number] = vector.tobytes()
+        for number, vector in enumerate(self._vectors):
+            vector.advance()
+            self._contents[number] = vector.numbers.tobytes()
 
 
 def _lookup(keys: Sequence[str]) -> _Lookup:
@@ -189,7 +231,7 @@ class Numbers:
         self._checks.append(_Hyperparameters(self._name, optimizer, window))
         self.optimizers.append(optimizer)
         if window.counters:
-            counts = _Counts(window.counters)
+            counts = _Counts(optimizer, window.counters)
             self._counts.append((counts, kind))
             self._work.append(counts.count)
         self._expressions.append({} if explanation is None else explanation.expressions)

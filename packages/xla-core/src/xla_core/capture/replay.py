@@ -89,7 +89,7 @@ class Replay:
         self._gradients = Gradients(name, wiring.gradients, guards, looked_at)
         touched = {id(s) for s in itertools.chain(self._states, self._targets)}
         guards.watch_optimizers(self._numbers.optimizers, touched)
-        guards.leave_flags(former.flagged | latter.flagged)
+        guards.leave_flags(former.flagged.keys() | latter.flagged.keys())
         self._bind_donated()
         self._count_own_references()
         self._blank = copy.copy(trace)

@@ -134,16 +134,16 @@ def through_wrapper(handler: Handler) -> Handler:
 
 
 class Replacements:
-    """How often storages were replaced (``count``) and ``requires_grad`` set (``flags``; ids in ``flagged``)."""
+    """How often storages were replaced (``count``) and ``requires_grad`` set (``flags``; by id in ``flagged``)."""
 
     count = flags = 0
-    flagged: set[int] | None = None
+    flagged: dict[int, bool] | None = None  # to what it was before
 
 
 def _note_flag(tensor: torch.Tensor) -> None:
     Replacements.flags += 1
     if Replacements.flagged is not None:
-        Replacements.flagged.add(id(tensor))
+        Replacements.flagged.setdefault(id(tensor), tensor.requires_grad)
 
 
 def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
