@@ -287,6 +287,25 @@ def test_a_donated_buffer_that_somebody_holds_is_copied():
     assert not buffer.is_deleted()
 
 
+@pytest.mark.parametrize("given", ["a state", "an argument"])
+def test_a_program_that_was_made_for_a_step_that_writes_takes_nothing_from_one_that_does_not(given):
+    """Both compute the same; the program of the first reuses the memory of what it writes."""
+    state, x, shape = ones(300, 300), ones(300, 300), (300, 300)
+
+    def write(state, x):
+        state.copy_(state + x)
+
+    for _ in range(3):
+        write(state, x)
+        torch_xla.sync()
+    step = capture(lambda x: state + x) if given == "a state" else capture(torch.add)
+    arguments = (x,) if given == "a state" else (state, x)
+    for _ in range(6):
+        assert torch.equal(step(*arguments).cpu(), torch.full(shape, 5.0))
+        assert torch.equal(state.cpu(), torch.full(shape, 4.0))
+    assert step.recordings == 1
+
+
 def test_nothing_is_compiled_or_recorded_in_a_replay(compile_count):
     step = capture(lambda x: (x * 3).sum())
     for _ in range(4):

@@ -161,7 +161,13 @@ class Replay:
     def _bind_donated(self) -> None:
         """Note which inputs' references are counted, and which others may be without a buffer."""
         self._pick_donated = picker(self.donated)
-        self._unshared_donated = [PICKED] * len(self.donated)
+        # whose value the step replaces; a program that was made for another step may donate others, too
+        replaced = {id(s) for s in (*self._targets, *(s for s, _ in self._passed))}
+        numbers = {number for number, _ in self._written_arguments}
+        sources = [self._sources[slot] for slot in self.donated]
+        self._unshared_donated = [
+            PICKED if s in numbers or id(s) in replaced else PICKED - 1 for s in sources
+        ]
         looked_at = set(range(len(self._inputs))) - set(self.donated)
         looked_at.update(self._kept_slots, (slot for slot, _ in self._arguments))
         looked_at.update(slot for _, slot in self._passed)
@@ -399,8 +405,8 @@ class Replay:
         if safe and counts == self._unshared_donated:
             return
         copied = self._trace.backend.copy
-        for slot, count in zip(self.donated, counts, strict=True):
-            if not safe or count > PICKED:
+        for slot, count, unshared in zip(self.donated, counts, self._unshared_donated, strict=True):
+            if not safe or count > unshared:
                 buffers[slot] = copied(self._computed(buffers, slot))
                 self.program.copied_donations += 1
 
