@@ -175,16 +175,14 @@ class Captured:
     def _noted(
         self, key: tuple[Operand, ...], observed: Observation, reachable: Reachable
     ) -> tuple[Operand, ...]:
-        """The call's key, with those parameters that it is the first to have set ``requires_grad`` of."""
-        known = set(map(id, self._flagged))
-        fresh = [
-            p for p in reachable.parameters() if id(p) in observed.flagged and id(p) not in known
-        ]
-        if not fresh:
+        """The call's key, with those tensors that it is the first to have set ``requires_grad`` of."""
+        fresh = observed.flagged.keys() - set(map(id, self._flagged))
+        tensors = [t for t in reachable.tensors() if id(t) in fresh] if fresh else []
+        if not tensors:
             return key
-        self._flagged += fresh
+        self._flagged += tensors
         *others, flags = key
-        longer = (*others, (*flags, *(observed.flagged[id(p)] for p in fresh)))
+        longer = (*others, (*flags, *(observed.flagged[id(t)] for t in tensors)))
         self._known[longer] = self._known.pop(key)
         self._executed[longer] = self._executed.pop(key)
         return longer

@@ -146,6 +146,16 @@ class Reachable:
                 by_id.update((id(p), p) for p in group["params"])
         return list(by_id.values())
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that are reached, each once: parameters, buffers, and those in slots."""
+        tables = (t for _, m in self.modules.values() for t in module_tables.tensor_tables(m))
+        values = (
+            *self.parameters(),
+            *(value for table in tables for value in table.values()),
+            *(slot.value() for slot in (*self.slots, *self._unnamed)),
+        )
+        return list({id(t): t for t in values if isinstance(t, torch.Tensor)}.values())
+
     def tensors_of_modules(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers of the modules whose code may run, by path."""
         for path, module in self.modules.values():
