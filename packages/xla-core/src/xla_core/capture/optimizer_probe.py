@@ -42,7 +42,7 @@ WHY_FAILED: Final = "a stand-in of it fails: {error}"
 class Explanation:
     """The ``expressions`` of a window's floats, by their position in it.
 
-    ``constant`` are sources that are constants of the program, ``nonzero`` sources that must not become 0.
+    ``constant`` are sources that are constants of the program, ``nonzero`` sources that must keep their sign.
     """
 
     expressions: dict[int, Expression]

@@ -131,7 +131,8 @@ class _Hyperparameters:
             look = _lookup(keys)
             self._kept.append((group, keys, look, look(group), [*group["params"], *END]))
         nonzero = () if explanation is None else explanation.nonzero
-        self._nonzero = [(reader(optimizer, s), s) for s in nonzero if s in read]
+        compared = [(reader(optimizer, s), s) for s in nonzero if s in read]
+        self._signs = [(read, source, read() > 0) for read, source in compared]
 
     def check(self) -> None:
         """Raise CaptureError if a group, or a constant in one, has changed."""
@@ -146,9 +147,9 @@ class _Hyperparameters:
                 for key, value in zip(keys, values, strict=True):
                     if group[key] != value:
                         self._refuse(key, value, group[key])
-        for read, source in self._nonzero:
-            if not read():
-                self._refuse(source[2], "not zero", 0.0)
+        for read, source, positive in self._signs:
+            if not (value := read()) or (value > 0) is not positive:
+                self._refuse(source[2], "positive" if positive else "negative", value)
 
     def _refuse(self, key: str, old: Operand, new: Operand) -> None:
         raise refuse(

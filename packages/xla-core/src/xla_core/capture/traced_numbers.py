@@ -29,7 +29,7 @@ class Branches(Exception):
 
 
 class Table:
-    """The numbers that were computed from traced ones, by value; ``nonzero`` are sources compared with 0."""
+    """The numbers that were computed from traced ones, by value; ``nonzero`` are the sources compared with 0."""
 
     def __init__(self) -> None:
         self.expressions: dict[float, Expression] = {}
@@ -58,19 +58,26 @@ class Traced(float):
     def __bool__(self) -> bool:
         return self != 0
 
+    def _without_zero(self, other: object) -> float:
+        """The plain value, for a comparison of what was read with 0; raises Branches for any other."""
+        if type(other) not in (int, float) or other or self.expression[0] != "source":
+            raise Branches
+        self.table.nonzero.add(self.expression[1])  # zeros are not traced
+        return float(self)
+
     def __eq__(self, other: object) -> bool:
-        if type(other) in (int, float) and not other and self.expression[0] == "source":
-            self.table.nonzero.add(self.expression[1])  # zeros are not traced
-            return False
-        raise Branches
+        return self._without_zero(other) == 0
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return self._without_zero(other) != 0
 
-    def _compared(self, other: object) -> bool:
-        raise Branches
+    def __lt__(self, other: object) -> bool:
+        return self._without_zero(other) < 0
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    def __gt__(self, other: object) -> bool:
+        return self._without_zero(other) > 0
+
+    __le__, __ge__ = __lt__, __gt__
     __hash__ = float.__hash__
 
 
