@@ -130,6 +130,7 @@ OPTIMIZERS = {
         p, lr=torch.tensor(1e-2, device=DEVICE), capturable=True
     ),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.1),
     "adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
     "adadelta": lambda p: torch.optim.Adadelta(p),
@@ -160,8 +161,8 @@ SCHEDULES = {
 }
 
 
-# A new tensor each time, and numbers that decide.
-NOT_SCHEDULED = {"adam with a tensor", "rmsprop", "radam capturable"}
+# A new tensor each time; a rate that the step does not read.
+NOT_SCHEDULED = {"adam with a tensor", "rprop"}
 
 
 @pytest.mark.parametrize("sizes", [(8, 5), (8, 8, 8, 8, 8, 8, 3)])

@@ -22,6 +22,7 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.traced_numbers import Branches, Expression, Formulas, Read, Source, Table
+from xla_core.execution import runtime
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.storage import PLACEHOLDER, chain
@@ -208,7 +209,7 @@ def _stand_in(
         copied.param_groups.append(changed)
     copied.state = _state(optimizer, parameters, shown, table)
     args, kwargs = arguments
-    with torch.no_grad():
+    with torch.no_grad(), runtime.standing_in(scratch):
         # without its wrappers, which call hooks and record profiles
         named = {name: shown(a) for name, a in kwargs.items()}
         inspect.unwrap(type(copied).step)(copied, *map(shown, args), **named)

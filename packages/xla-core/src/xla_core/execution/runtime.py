@@ -31,6 +31,7 @@ class _Runtime:
     device_type: str | None = None
     options: dict[str, str] = {}
     traces: list[Trace] = []
+    stand_ins: dict[int, Trace] = {}
 
 
 _lock = threading.RLock()
@@ -219,7 +220,22 @@ def trace_of(device: torch.device | str | None) -> Trace:
     if index >= len(known):
         names = ", ".join(str(t.device) for t in known)
         raise RuntimeError(f"there is no device xla:{index}; this process has {names}")
+    if _Runtime.stand_ins:
+        other = _Runtime.stand_ins.get(threading.get_ident())
+        if other is not None and other.device == known[index].device:
+            return other
     return known[index]
+
+
+@contextlib.contextmanager
+def standing_in(trace: Trace) -> Iterator[None]:
+    """A block in which the calling thread finds ``trace`` in place of its device's own, as for new tensors."""
+    thread = threading.get_ident()
+    _Runtime.stand_ins[thread] = trace
+    try:
+        yield
+    finally:
+        del _Runtime.stand_ins[thread]
 
 
 def sync(device: torch.device | None = None, wait: bool = False) -> None:
