@@ -57,9 +57,9 @@ class _CountVector:
         wanted = set(map(id, tensors))
         for one in known:
             one.is_current = wanted.isdisjoint(map(id, one._tensors))
-        made = cls(tensors)
-        known[:] = [*(one for one in known if one.is_current), made]
-        return made
+        vector = cls(tensors)
+        known[:] = [*(one for one in known if one.is_current), vector]
+        return vector
 
     def advance(self) -> None:
         """Add one to each."""
