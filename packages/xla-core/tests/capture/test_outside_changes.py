@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,6 +89,8 @@ def assert_refused(optimizer, change, match, prepare=lambda trainer: None):
             return captured(x)
         except CaptureError as error:
             refused.append(str(error))
+            with pytest.raises(CaptureError, match=re.escape(str(error))):
+                captured(x)  # as long as it has not been reset
             captured.reset()
             return captured(x)
 
@@ -310,6 +314,9 @@ FOLLOWED = {
     "a new attribute": lambda trainer: setattr(trainer.block, "note", 3),
     "a value of an object's own": lambda trainer: setattr(trainer, "best", 3),
     "a function that the step does not call": lambda trainer: setattr(trainer, "report", print),
+    "a look at the state of a parameter that has none": lambda trainer: trainer.optimizer.state[
+        nn.Parameter(torch.ones(1))
+    ],
     "a scheduler": lambda trainer: torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1),
     "a list of the same parameters": lambda trainer: trainer.optimizer.param_groups[0].update(
         params=list(trainer.net.parameters())

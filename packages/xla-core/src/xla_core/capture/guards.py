@@ -176,21 +176,20 @@ class _OptimizerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         entries = optimizer.state.values()
-        self.kind = type(optimizer).__name__
+        self.optimizer = optimizer
         self.views = [entries, *(one.values() for one in entries if isinstance(one, dict))]
-        self.values = self._now()
-
-    def _now(self) -> list[Operand]:
-        return list(itertools.chain.from_iterable(self.views))
+        self.values = list(itertools.chain.from_iterable(self.views))
 
     def has(self, storages: Set[int]) -> bool:
         """Whether one of its tensors has one of the storages with these ids."""
         return any(isinstance(v, XLATensor) and id(v._s) in storages for v in self.values)
 
-    def unchanged(self) -> bool:
-        """Whether all is as it was."""
-        now = self._now()
-        return len(now) == len(self.values) and not any(map(_IS_NOT, now, self.values))
+    def is_like(self, other: _OptimizerState) -> bool:
+        """Whether the values are the same, but for empty tables: looking at ``state[parameter]`` makes one."""
+        mine, theirs = (
+            [id(v) for v in one.values if not isinstance(v, dict) or v] for one in (self, other)
+        )
+        return mine == theirs
 
 
 class _OwnAttributes:
@@ -231,9 +230,9 @@ class Guards:
         self._modules = [m for _, m in reachable.modules.values()]
         self._kinds = list(map(type, self._modules))
         self._attributes = _OwnAttributes(reachable)
-        self._bind_tables()
         self._optimizers = list(reachable.optimizers.values())
         self._watched_states: list[_OptimizerState] = []
+        self._bind_tables()
         self._bind_tensors()
         self._hooks = self._hooks_now()
         self._registered = module_tables.hooks_registered()
@@ -268,10 +267,15 @@ class Guards:
         self._known = [t for t in tables if t and t.keys() <= looked_up.get(id(t), set())]
         known = set(map(id, self._known))
         self._lengths = sum(map(len, self._known))
-        others = [table for table in tables if table and id(table) not in known]
-        self._filled = [table.values() for table in others]
-        self._contents = [*(value for table in others for value in table.values()), *END]
+        self._others = [table.values() for table in tables if table and id(table) not in known]
+        self._bind_views()
         self._everything = [value for table in tables for value in table.values()]
+
+    def _bind_views(self) -> None:
+        """Note what is in the tables, and in the states of optimizers that are watched."""
+        states = (state.views for state in self._watched_states)
+        self._filled = [*self._others, *itertools.chain.from_iterable(states)]
+        self._contents = [*itertools.chain.from_iterable(self._filled), *END]
 
     def _bind_tensors(self) -> None:
         self._parameters = self._reachable.parameters()
@@ -299,8 +303,7 @@ class Guards:
             state = _OptimizerState(optimizer)
             if optimizer in stepped or state.has(storages):
                 self._watched_states.append(state)
-                self._filled += state.views
-                self._contents[-1:] = [*state.values, *END]
+        self._bind_views()
 
     def leave_flags(self, flagged: Set[int]) -> None:
         """Do not check ``requires_grad`` of tensors with these ids; ``set_flags`` gives them their present one.
@@ -363,8 +366,8 @@ class Guards:
             or sum(map(len, self._known)) != self._lengths
             or any(map(_IS_NOT, contents, self._contents))
         ):
-            self._check_states()
             self._check_tables()
+            self._check_states()
         if module_tables.hooks_registered() != self._registered:
             self._check_hooks()
         if Replacements.count != self._replacements:
@@ -404,9 +407,13 @@ class Guards:
             values[number] = new
 
     def _check_states(self) -> None:
-        for watched in self._watched_states:
-            if not watched.unchanged():
-                raise refuse(errors.MSG_STATE, name=self._name, optimizer=watched.kind)
+        now = [_OptimizerState(watched.optimizer) for watched in self._watched_states]
+        for watched, state in zip(self._watched_states, now, strict=True):
+            if not state.is_like(watched):
+                kind = type(state.optimizer).__name__
+                raise refuse(errors.MSG_STATE, name=self._name, optimizer=kind)
+        self._watched_states = now
+        self._bind_views()
 
     def _check_tables(self) -> None:
         expected = iter(self._everything)
@@ -416,9 +423,9 @@ class Guards:
                 for key, value in table.items():
                     if next(expected, None) is not value:
                         raise self._differs(f"{path}.{key}", value)
-        raise refuse(
-            errors.MSG_CHANGED, name=self._name, what="a module", old="whole", new="missing a part"
-        )
+        if next(expected, END) is not END:
+            what, old, new = "a module", "whole", "missing a part"
+            raise refuse(errors.MSG_CHANGED, name=self._name, what=what, old=old, new=new)
 
     def _differs(self, what: str, value: Operand) -> errors.CaptureError:
         """The error for an attribute, or a part of a module, that has another ``value``."""
