@@ -165,16 +165,15 @@ SCHEDULES = {
 NOT_SCHEDULED = {"adam with a tensor", "rprop"}
 
 
-@pytest.mark.parametrize("sizes", [(8, 5), (8, 8, 8, 8, 8, 8, 3)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_batches_of_several_sizes(name, sizes):
+def test_batches_of_two_sizes(name):
     """Each size has a recording of its own; the optimizer's state and counts of steps are those of all."""
     schedule = None if name in NOT_SCHEDULED else SCHEDULES["lambda"]
-    check_alike(OPTIMIZERS[name], schedule, steps=30, sizes=sizes)
+    check_alike(OPTIMIZERS[name], schedule, steps=20, sizes=(8, 8, 8, 3))
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam", "adam one by one", "adagrad"])
-@pytest.mark.parametrize("pattern", ["ab", "aabbb", "abo", "oaaaaoabbbb"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("pattern", ["ab", "abo", "oaaaaoabbbb"])
 def test_two_steps_and_ordinary_ones_share_an_optimizer(name, pattern):
     """``a`` and ``b`` have losses of their own, and ``o`` is the step of ``a`` that is not captured."""
 
