@@ -287,6 +287,35 @@ def test_a_launch_that_fails_costs_what_it_took(lent, monkeypatch):
     lent.check()
 
 
+def test_counts_of_steps_go_on_with_the_parameters_after_an_interrupt():
+    weight = torch.nn.Parameter(zeros(3))
+    optimizer = torch.optim.Adam([weight], lr=0.5)
+    steps = zeros(1)
+
+    @capture
+    def train(x):
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+        steps.add_(1)
+
+    x = ones(3)
+    for _ in range(UNTIL_LENT + LASTING):
+        train(x)
+    passed = list(passed_by(lambda: train(x)).places())
+    fired = 0
+    for place in passed[::4]:
+        try:
+            with Interrupt(*place, lines=False):
+                train(x)
+        except Interrupted:
+            fired += 1
+        assert optimizer.state[weight]["step"].item() == steps.item()
+        train(x)
+        train(x)
+    assert fired > 20
+
+
 @pytest.mark.parametrize("what", ["run", "look"])
 def test_interrupted_at_any_bytecode(what):
     one = Counting()

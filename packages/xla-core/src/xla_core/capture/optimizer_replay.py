@@ -96,6 +96,16 @@ class _Counts:
         rows = zip(self._vectors, self._differences, strict=True)
         return all(np.array_equal(v.numbers - v.numbers[0], differences) for v, differences in rows)
 
+    def present(self) -> list[bytes]:
+        """All counts as they are now, for ``restore``."""
+        return [vector.numbers.tobytes() for vector in self._vectors]
+
+    def restore(self, contents: list[bytes]) -> None:
+        """Set all counts to what they were."""
+        self._contents[:] = contents
+        for vector, content in zip(self._vectors, contents, strict=True):
+            vector.numbers[:] = np.frombuffer(content, vector.numbers.dtype)
+
     def count(self) -> None:
         """Advance all counts by one step."""
         for number, vector in enumerate(self._vectors):
@@ -278,6 +288,15 @@ class Numbers:
         for counts, kind in self._counts:
             if not counts.agree():
                 raise refuse(errors.MSG_COUNTS, name=self._name, optimizer=kind)
+
+    def counts(self) -> list[list[bytes]]:
+        """The optimizers' counts of steps as they are now, for ``restore``."""
+        return [counts.present() for counts, _ in self._counts]
+
+    def restore(self, contents: list[list[bytes]]) -> None:
+        """Set the counts to what they were before a step that has not been launched."""
+        for (counts, _), content in zip(self._counts, contents, strict=True):
+            counts.restore(content)
 
     @property
     def last(self) -> np.ndarray:

@@ -287,17 +287,21 @@ class Replay:
                 if not attached:
                     self._renew_gradients()
                 self._protect(buffers, safe)
-            self._append_numbers(buffers)
             results: list[Operand] = []
-            work = itertools.chain(self._storing(buffers, results, undisturbed, lent), adopted)
-            if trace.parked:
-                work = itertools.chain(work, self._leaving())
+            counts = self._numbers.counts()
             try:
+                self._append_numbers(buffers)
+                work = itertools.chain(self._storing(buffers, results, undisturbed, lent), adopted)
+                if trace.parked:
+                    work = itertools.chain(work, self._leaving())
                 run_step.launch(
                     trace, program, buffers, results, work, not safe, self._blank, self._watched
                 )
-            except Exception as error:
-                self._lose(error)
+            except BaseException as error:
+                if not results:  # it has not been launched
+                    self._numbers.restore(counts)
+                if isinstance(error, Exception):
+                    self._lose(error)
                 raise
             self._end(arguments, results, kept)
             if not attached:
