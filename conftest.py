@@ -53,9 +53,19 @@ def same_random_numbers() -> None:
 
 
 @pytest.fixture(scope="session")
-def program_servers() -> Iterator[Iterator[forked_programs.Server]]:
-    """Processes that have imported torch and jax, in turns: programs are forked from them."""
-    with forked_programs.servers() as in_turns:
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of a run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def program_servers(folder_of_run: Path) -> Iterator[Iterator[forked_programs.Server]]:
+    """Processes that have imported torch and jax, in turns: programs are forked from them.
+
+    The workers of a run share them.
+    """
+    with forked_programs.servers(folder_of_run) as in_turns:
         yield in_turns
 
 

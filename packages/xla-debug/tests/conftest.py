@@ -4,5 +4,6 @@ from __future__ import annotations
 
 import os
 
+for name in [name for name in os.environ if name.startswith("XLA_")]:
+    del os.environ[name]
 os.environ["PJRT_DEVICE"] = "CPU"
-os.environ.pop("XLA_PERSISTENT_CACHE_PATH", None)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -11,31 +16,89 @@ import tomllib
 from importlib import metadata, util
 from pathlib import Path
 
+import filelock  # torch requires it
 import pytest
 
+from xla_plan import cli
+
 ROOT = Path(__file__).resolve().parents[3]
+_UNWANTED = ("XLA_", "TPU_", "PJRT_")
+
+
+@dataclasses.dataclass
+class Done:
+    """How a command ended, what it wrote, and ``plans`` where it wrote any."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    plans: list | None = None
+
+
+@pytest.fixture(scope="session")
+def typed_command(tmp_path_factory):
+    """``typed_command(*arguments)`` runs ``xla-plan`` in a process of its own: how it ended."""
+    _need_libtpu()
+    return functools.partial(_planned, tmp_path_factory, _typed)
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
-    """``command(*arguments)`` runs ``xla-plan``; its finished process, with ``plans`` where it wrote any."""
+    """As ``typed_command``, but the commands share the process that imports torch and jax for their workers."""
+    _need_libtpu()
+    return functools.partial(_planned, tmp_path_factory, _called)
+
+
+@pytest.fixture(scope="session")
+def once(folder_of_run):
+    """``once(name, make)``: what ``make()`` returns, called by one worker of the run; the others wait for it."""
+
+    def get(name, make):
+        path = folder_of_run / f"{name}.pickle"
+        with filelock.FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+        return pickle.loads(path.read_bytes())
+
+    return get
+
+
+def _need_libtpu():
     if util.find_spec("libtpu") is None:
         pytest.skip(
             "libtpu is not installed: its wheels are for Linux on x86-64 and CPython 3.11 to 3.14"
         )
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
 
-    def run(*arguments):
-        target = tmp_path_factory.mktemp("plans") / "plans.json"
-        name, *rest = map(str, arguments)
-        done = subprocess.run(
-            [sys.executable, "-m", "xla_plan.cli", name, "--json", str(target), *rest],
-            env=clean, capture_output=True, text=True, timeout=600, cwd=ROOT,
-        )  # fmt: skip
-        done.plans = json.loads(target.read_text()) if target.is_file() else None
-        return done
 
-    return run
+def _planned(tmp_path_factory, run, *arguments):
+    target = tmp_path_factory.mktemp("plans") / "plans.json"
+    name, *rest = map(str, arguments)
+    done = run([name, "--json", str(target), *rest])
+    done.plans = json.loads(target.read_text()) if target.is_file() else None
+    return done
+
+
+def _typed(arguments):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(_UNWANTED)}
+    done = subprocess.run(
+        [sys.executable, "-m", "xla_plan.cli", *arguments],
+        env=clean, capture_output=True, text=True, timeout=600, cwd=ROOT,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _called(arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(ROOT)
+        for name in [name for name in os.environ if name.startswith(_UNWANTED)]:
+            patch.delenv(name)
+        status = cli.main(arguments)
+    return Done(status, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")

@@ -15,18 +15,18 @@ MLP_ON_FOUR = ("run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "fsdp=4
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("plan") / "cache"
+def cache(folder_of_run):
+    return folder_of_run / "plan" / "cache"
 
 
 @pytest.fixture(scope="module")
-def mlp(command, cache, tmp_path_factory):
+def mlp(typed_command, cache, folder_of_run, once):
     """A plan of two meshes, with the page."""
-    page = tmp_path_factory.mktemp("page") / "plan.html"
-    done = command(
+    page = folder_of_run / "plan.html"
+    done = once("mlp", lambda: typed_command(
         "run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--mesh", "fsdp=2,rest=2",
         "--set", f"width={WIDTH}", "--cache", cache, "--html", page,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done, page
 
@@ -134,10 +134,10 @@ def test_what_is_wrong_is_said(command, function, mesh, message):
     assert done.plans[0]["figures"]["traceback"].startswith("Traceback")
 
 
-def test_what_is_wrong_on_the_command_line(command):
-    done = command("run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "four")
+def test_what_is_wrong_on_the_command_line(typed_command):
+    done = typed_command("run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "four")
     assert done.returncode == 2 and "fsdp=16 or data=2" in done.stderr
-    done = command("run", f"{STEPS}:mlp", "--topology", "v5e:2x2")
+    done = typed_command("run", f"{STEPS}:mlp", "--topology", "v5e:2x2")
     assert done.returncode == 1 and "--mesh fsdp=16" in done.stderr
 
 
@@ -152,9 +152,9 @@ def test_what_is_wrong_on_the_command_line(command):
         ((f"{STEPS}:mlp", "--html", "nowhere/plan.html"), "does not exist"),
     ],
 )
-def test_what_nothing_was_compiled_for(command, given, message):
+def test_what_nothing_was_compiled_for(typed_command, given, message):
     """Refused at once: no process is started, and no minutes of compiling are lost at the end."""
-    done = command("run", "--topology", "v5e:2x2", "--mesh", "fsdp=4", *given)
+    done = typed_command("run", "--topology", "v5e:2x2", "--mesh", "fsdp=4", *given)
     assert done.returncode == 2 and message in done.stderr
     assert "compiling" not in done.stderr and "Traceback" not in done.stderr
 
@@ -198,12 +198,12 @@ def test_a_script_is_planned_as_it_is(command, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def llama(command):
+def llama(command, once):
     """The smallest of the steps in examples/pods, layer by layer and as a loop."""
-    done = command(
+    done = once("llama", lambda: command(
         "run", f"{PODS / 'llama.py'}:training_step", "--topology", "v5e:2x2", "--mesh", "fsdp=2,tensor=2",
         "--set", "size=tiny", "--set", "length=256", "--set", "loop=False|True",
-    )  # fmt: skip
+    ))  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.plans
 

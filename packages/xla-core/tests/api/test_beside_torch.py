@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,7 +84,9 @@ for module, name in {listed}:
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], env=alone, check=True)
 
 
-def test_torchs_sharded_optimizer_trains_after_the_import() -> None:
+def test_torchs_sharded_optimizer_trains_after_the_import(
+    run_python: Callable[..., str],
+) -> None:
     script = """
 import tempfile, torch, torch_xla, torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -96,7 +99,4 @@ optimizer.step()
 dist.destroy_process_group()
 print(round(before - model.bias.item(), 3))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "0.5", (
-        done.stderr
-    )  # Adam's first step is lr in the gradient's sign
+    assert run_python(script).strip() == "0.5"  # Adam's first step is lr in the gradient's sign

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -79,16 +77,13 @@ for case in (fails, dies):
 """
 
 
-def test_tests_in_processes_of_their_own():
+def test_tests_in_processes_of_their_own(run_python):
     script = textwrap.dedent(SCRIPT).replace("{pid}", "os.getppid() and MAIN")
     script = script.replace("import os, sys", "import os, sys\nMAIN = os.getpid()")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "fails failed in its process" in done.stdout
-    assert "KeyError: 'lost'" in done.stdout
-    assert "dies ended its process with code 3" in done.stdout
+    output = run_python(script)
+    assert "fails failed in its process" in output
+    assert "KeyError: 'lost'" in output
+    assert "dies ended its process with code 3" in output
 
 
 LARGE_REPORT = """
@@ -105,12 +100,8 @@ except RuntimeError as error:
 """
 
 
-def test_a_report_larger_than_a_pipe_arrives():
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE_REPORT], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 500_000
+def test_a_report_larger_than_a_pipe_arrives(run_python):
+    assert int(run_python(LARGE_REPORT)) > 500_000
 
 
 def test_no_process_is_forked_from_one_that_uses_a_device():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent import futures
 
 TRAIN = """
 import sys, torch, torch_xla
@@ -90,12 +91,15 @@ def start(tmp_path, code):
     )
 
 
-def test_two_processes_fill_one_directory_at_once(run_python, tmp_path):
+def test_two_processes_fill_one_directory_at_once(run_python, program_servers, tmp_path):
     path = tmp_path / "cache"
-    processes = [start(tmp_path, program(path)) for _ in range(2)]
-    outputs = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    (compiled, loaded, losses), (compiled2, loaded2, losses2) = (outcome(o) for o, _ in outputs)
+    code = textwrap.dedent(program(path))
+    options = {"cwd": str(tmp_path), "environment": dict(os.environ), "timeout": 240}
+    with futures.ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(next(program_servers).run, code, **options) for _ in range(2)]
+    done = [one.result() for one in running]
+    assert [one.returncode for one in done] == [0, 0], done
+    (compiled, loaded, losses), (compiled2, loaded2, losses2) = (outcome(d.stdout) for d in done)
     assert losses == losses2
     assert compiled + loaded == compiled2 + loaded2
     assert outcome(run_python(program(path))) == (0, compiled + loaded, losses)

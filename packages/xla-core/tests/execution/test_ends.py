@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import subprocess
-import sys
+import os
 import textwrap
 
 import pytest
@@ -50,9 +50,11 @@ ENDS = {
     "is interrupted": ("raise KeyboardInterrupt", -2),
 }
 PROGRAM = """
-    import sys
+    import faulthandler, sys
     import torch, torch_xla
     import torch_xla.core.xla_model as xm
+
+    faulthandler.enable()
 
     def long():
         value = torch.ones(500, 500, device="xla")
@@ -62,12 +64,17 @@ PROGRAM = """
 """
 
 
-def ends(busy, end):
-    """Run a program that keeps a thread busy and ends; how often it was done."""
+@pytest.fixture
+def ends(program_servers):
+    """A function that runs a program which keeps a thread busy and ends; it says how often that was done."""
+    return functools.partial(_ends, program_servers)
+
+
+def _ends(program_servers, busy, end):
     code, status = ENDS[end]
     program = "\n".join(map(textwrap.dedent, (PROGRAM, BUSY[busy], code)))
-    command = [sys.executable, "-X", "faulthandler", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    options = {"cwd": ".", "environment": dict(os.environ), "timeout": 240}
+    done = next(program_servers).run(program, **options)
     assert done.returncode == status, done.stderr
     assert "terminate" not in done.stderr
     return done.stdout.split().count("done")
@@ -82,13 +89,13 @@ def ends(busy, end):
         ("the compiler", "falls off"),
     ],
 )
-def test_a_busy_thread_ends_before_python(busy, end):
+def test_a_busy_thread_ends_before_python(ends, busy, end):
     """It aborted the process (SIGABRT) when it came back from C++; what it was given is done."""
     assert ends(busy, end) == 3
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("busy", "end"), list(itertools.product(BUSY, ENDS)))
-def test_every_busy_thread_ends_whichever_way_the_process_does(busy, end):
+def test_every_busy_thread_ends_whichever_way_the_process_does(ends, busy, end):
     for _ in range(5):
         assert ends(busy, end) == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,18 +178,17 @@ def test_eager_mode_raises_at_the_operator() -> None:
         x[index]
 
 
-def test_the_variable_alone_turns_it_on() -> None:
+def test_the_variable_alone_turns_it_on(run_python: Callable[..., str]) -> None:
     script = """
 import torch, torch_xla
 torch.nn.functional.one_hot(torch.tensor([7], device="xla"), 3)
 torch_xla.sync()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "Class values must be smaller than num_classes. (aten::one_hot" in done.stderr
+    error = run_python(script, fails=True, XLA_CHECK_INDICES="1")
+    assert "Class values must be smaller than num_classes. (aten::one_hot" in error
 
 
-def test_off_nothing_is_recorded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XLA_CHECK_INDICES")
+def test_off_nothing_is_recorded_for_it(run_python: Callable[..., str]) -> None:
     script = """
 import torch, torch_xla
 from xla_core.execution import index_checks
@@ -201,8 +198,7 @@ row = torch.nn.functional.embedding(computed, torch.ones(3, 4, device="xla"))
 trace = row._s.trace
 print(operations_of(trace.cur.path())[-1].plan.name, len(index_checks.pending))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "aten.embedding.default 0", done.stderr
+    assert run_python(script).strip() == "aten.embedding.default 0"
 
 
 def test_one_hot_counts_its_classes_itself() -> None:
@@ -415,15 +411,12 @@ def test_ignored_targets_may_be_anything() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "auto"])
-def test_the_variable_turns_it_off(value: str) -> None:
+def test_the_variable_turns_it_off(run_python: Callable[..., str], value: str) -> None:
     script = """
 import torch, torch_xla
 torch.ones(3, 4, device="xla")[torch.tensor([7], device="xla")]
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "XLA_CHECK_INDICES": value},
-        capture_output=True,
-        text=True,
-    )
-    assert ("IndexOutOfRangeError" in done.stderr) == (value == "auto"), done.stderr
+    checked = value == "auto"
+    assert (
+        "IndexOutOfRangeError" in run_python(script, fails=checked, XLA_CHECK_INDICES=value)
+    ) == checked

@@ -14,39 +14,31 @@ from pathlib import Path
 
 import pytest
 
+from xla_core.support import forked_programs
+
 FOLDER = Path(__file__).parent / "bad_scripts"
-DRIVER = """
-import contextlib, io, json, os, pathlib, sys, traceback
-import torch_xla
+PRELOADED = (
+    *forked_programs.PRELOADED, "rich.console", "torch_xla", "xla_debug.cli.run",
+    "xla_debug.run_report.advice", "xla_debug.run_report.html_report", "xla_debug.run_report.terminal",
+    "xla_debug.run_report.recorder",
+)  # fmt: skip
+REPORT = """
+import contextlib, io, json, os, pathlib
 from rich.console import Console
 from xla_debug.cli import run
 from xla_debug.run_report import advice, html_report, terminal
 from xla_debug.run_report.recorder import Recorder
 
-def report(path):
-    recorder = Recorder()
-    recorder.start()
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        status = run.run_script(str(path), [], False)
-    recorder.stop()
-    found = [[a.title, a.where, a.code, a.how, a.cost, a.seconds] for a in advice.advice(recorder)]
-    text, page = io.StringIO(), html_report.render(recorder, path.stem)
-    terminal.show(recorder, Console(width=120, file=text))
-    facts = [path.stem, status, found, advice.note(recorder), text.getvalue(), page]
-    print(json.dumps(facts), flush=True)
-
-def fork(path):
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        try:
-            report(path)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-
-for path in sorted(pathlib.Path({folder!r}).glob("*.py")):
-    fork(path)
+path = pathlib.Path({path!r})
+recorder = Recorder()
+recorder.start()
+with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    status = run.run_script(str(path), [], False)
+recorder.stop()
+found = [[a.title, a.where, a.code, a.how, a.cost, a.seconds] for a in advice.advice(recorder)]
+text, page = io.StringIO(), html_report.render(recorder, path.stem)
+terminal.show(recorder, Console(width=120, file=text))
+print(json.dumps([status, found, advice.note(recorder), text.getvalue(), page]))
 """
 
 SECONDS = r"\d+\.\d\d s|\d+\.\d ms"
@@ -83,26 +75,37 @@ FAULTLESS = ("gradient_accumulation", "learning_rate_schedule", "train_and_eval"
 
 
 @pytest.fixture(scope="module")
-def reports(program_servers, tmp_path_factory):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
-    environment |= {"PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
-    code = DRIVER.replace("{folder!r}", repr(str(FOLDER)))
-    folder = str(tmp_path_factory.mktemp("bad"))
-    done = next(program_servers).run(code, cwd=folder, environment=environment, timeout=580)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return {name: found for name, *found in lines}
+def server(folder_of_run):
+    """The process that has imported everything."""
+    folder = folder_of_run / "bad_scripts"
+    folder.mkdir(exist_ok=True)
+    found = forked_programs.SharedServer(folder, 1, preloaded=PRELOADED, OMP_NUM_THREADS="1")
+    yield found
+    found.close()
 
 
-def test_each_script_is_judged(reports):
+@pytest.fixture
+def report(server, tmp_path):
+    """A function that runs a script; its status, and what is said of it."""
+
+    def run(name):
+        code = REPORT.format(path=str(FOLDER / f"{name}.py"))
+        done = server.run(code, cwd=str(tmp_path), environment=dict(os.environ), timeout=240)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_each_script_is_judged():
     names = {path.stem for path in FOLDER.glob("*.py")}
-    assert names == set(WANTED) | set(FAULTLESS) == set(reports)
+    assert names == set(WANTED) | set(FAULTLESS)
     assert len(WANTED) > 20
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_the_first_advice_is_the_right_one(name, reports):
-    status, found, _, text, page = reports[name]
+def test_the_first_advice_is_the_right_one(name, report):
+    status, found, _, text, page = report(name)
     assert status == 0
     title, where, code, how, cost, seconds = found[0]
     lines = (FOLDER / f"{name}.py").read_text().split("\n")
@@ -128,8 +131,8 @@ def test_the_first_advice_is_the_right_one(name, reports):
 
 
 @pytest.mark.parametrize("name", FAULTLESS)
-def test_what_is_right_is_not_blamed(name, reports):
-    status, found, note, text, _ = reports[name]
+def test_what_is_right_is_not_blamed(name, report):
+    status, found, note, text, _ = report(name)
     assert status == 0
     assert found == [] and "nothing stands out" in text
     assert re.match(r"[1-3] programs? that every run needs took", note)

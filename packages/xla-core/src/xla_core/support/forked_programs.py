@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import importlib
 import importlib.metadata
@@ -25,13 +26,15 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypedDict
 
 __all__ = [
     "PRELOADED",
     "READ_EARLY",
     "Server",
+    "SharedServer",
     "servers",
 ]
 
@@ -41,7 +44,7 @@ PRELOADED = (
     "torch._dynamo.backends.torchxla", "torch.fx.experimental.symbolic_shapes", "functorch.compile",
     "torch.distributed.tensor", "torch.export", "cProfile", "pluggy",
 )  # fmt: skip
-"""What the server imports before it forks."""
+"""What a server imports before it forks, unless it is told otherwise."""
 
 READ_EARLY = ("PYTHON", "TORCH_", "JAX_", "LD_")
 """How the variables begin that Python, torch and jax read when they start."""
@@ -63,23 +66,16 @@ _LAST_WORDS = 1.0
 class Server:
     """A process that forks others. ``hash_seed`` is their PYTHONHASHSEED: it is fixed before the fork.
 
-    Keywords are environment variables that the server's own imports find changed.
+    It imports the modules ``preloaded`` first. Other keywords are environment variables that these imports find
+    changed.
     """
 
-    def __init__(self, hash_seed: int, **environment: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": str(hash_seed),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            **environment,
-        }
+    def __init__(
+        self, hash_seed: int, *, preloaded: Sequence[str] = PRELOADED, **environment: str
+    ) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True
-            )
-        self._connection = ours
+            self._process = _started([theirs], hash_seed, preloaded, environment)
 
     def run(
         self, code: str, *, cwd: str, environment: Mapping[str, str], timeout: float | None
@@ -160,9 +156,107 @@ class Server:
         self._process.wait()
 
 
+class SharedServer(Server):
+    """A server that processes share which name the same ``folder`` and hash seed; it is for them alone.
+
+    The first of them starts it, and for each of them it forks a process that answers its requests. When the first
+    closes it, the others can go on, and who comes later starts another one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hash_seed: int,
+        *,
+        preloaded: Sequence[str] = PRELOADED,
+        **environment: str,
+    ) -> None:
+        self._own: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        path = folder / f"programs-{hash_seed}"
+        while True:
+            with (folder / "programs.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                connection = _connected(path)
+                if connection is None:
+                    connection = self._start(path, hash_seed, preloaded, environment)
+            with contextlib.suppress(ConnectionResetError):
+                if connection.recv(1):
+                    break
+            # the server has ended before it came to this connection
+            connection.close()
+            if self._own:
+                self._end_own()
+                raise self._ended()
+        self._connection = connection
+
+    def _start(
+        self, path: Path, hash_seed: int, preloaded: Sequence[str], environment: Mapping[str, str]
+    ) -> socket.socket:
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(path))
+        listener.listen()
+        life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener, theirs:
+            self._own = _started([theirs, listener], hash_seed, preloaded, environment), life
+            connection = _connected(path)
+        assert connection is not None
+        return connection
+
+    def _ended(self) -> ChildProcessError:
+        # what answers this process is no child of it
+        status = self._own[0].poll() if self._own else None
+        return ChildProcessError(
+            MSG_SERVER_ENDED.format(status="unknown" if status is None else status)
+        )
+
+    def _end_own(self) -> None:
+        if self._own:
+            process, life = self._own
+            life.close()
+            process.wait()
+
+    def close(self) -> None:
+        """Leave the server; end it, if this process has started it."""
+        self._connection.close()
+        self._end_own()
+
+
+def _started(
+    sockets: Sequence[socket.socket],
+    hash_seed: int,
+    preloaded: Sequence[str],
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """A new server, which is given ``sockets``: a connection, or one that ends it and one that it listens at."""
+    descriptors = [one.fileno() for one in sockets]
+    return subprocess.Popen(
+        [sys.executable, __file__, " ".join(preloaded), *map(str, descriptors)],
+        pass_fds=descriptors,
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": str(hash_seed),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            **environment,
+        },
+        start_new_session=True,
+    )
+
+
+def _connected(path: Path) -> socket.socket | None:
+    """A connection to the server that listens at ``path``; None if none does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection
+
+
 @contextlib.contextmanager
-def servers() -> Iterator[Iterator[Server]]:
-    """Servers used alternately, each with its own hash seed.
+def servers(folder: Path) -> Iterator[Iterator[Server]]:
+    """Servers used alternately, each with its own hash seed; processes that name the same folder share them.
 
     Programs that follow each other and must agree (on a cache's key, for instance) differ in the order of
     their sets, as those of new interpreters do. A server is started when its turn comes for the first time.
@@ -171,7 +265,7 @@ def servers() -> Iterator[Iterator[Server]]:
 
     def in_turns() -> Iterator[Server]:
         for seed in (1, 2):
-            started.append(Server(seed, OMP_NUM_THREADS="1"))
+            started.append(SharedServer(folder, seed, OMP_NUM_THREADS="1"))
             yield started[-1]
         while True:
             yield from started
@@ -181,6 +275,21 @@ def servers() -> Iterator[Iterator[Server]]:
     finally:
         for server in started:
             server.close()
+
+
+def _accepted(life: socket.socket, listener: socket.socket) -> socket.socket | None:
+    """In a forked process, a connection; None when the process that started this one closes it, or ends."""
+    while True:
+        ready, _, _ = select.select([life, listener], [], [])
+        if life in ready:
+            return None
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            life.close()
+            listener.close()
+            connection.send(b"1")
+            return connection
+        connection.close()
 
 
 def _serve(connection: socket.socket) -> str | None:
@@ -252,13 +361,16 @@ def _main() -> None:
     del sys.path[
         0
     ]  # the folder of this file: its modules must not be found as ``flags`` or ``messages``
-    for name in PRELOADED:
+    preloaded, *descriptors = sys.argv[1:]
+    for name in preloaded.split():
         importlib.import_module(name)
     # Neither the collections of a forked program nor the last one, at its end, walk over all of torch and jax:
     # that took half a second, and a copy of every page that they lie in.
     gc.collect()
     gc.freeze()
-    code = _serve(socket.socket(fileno=int(sys.argv[1])))
+    first, *listener = (socket.socket(fileno=int(number)) for number in descriptors)
+    connection = _accepted(first, *listener) if listener else first
+    code = _serve(connection) if connection else None
     if code is not None:
         _autoload()
         program = types.ModuleType("__main__")
