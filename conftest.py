@@ -17,6 +17,25 @@ import pytest
 from xla_core.support import forked_programs
 
 
+@pytest.hookimpl(trylast=True)  # after what is deselected has gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the workers of a run begin with the tests marked ``long``.
+
+    When the others have ended, one that comes last would keep a processor busy, and leave the rest idle.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        # as pytest-xdist hands them out: the same number to each worker, in this order
+        count = (len(items) - len(ordered)) // (workers - number)
+        own = long[number::workers][:count]
+        ordered += own + others[: count - len(own)]
+        del others[: count - len(own)]
+    items[:] = ordered
+
+
 def pytest_collection_finish() -> None:
     """Leave what imports and collection made to the end out of later garbage collections."""
     _leave_out_what_lives()

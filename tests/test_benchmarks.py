@@ -29,6 +29,7 @@ def bench(target, *arguments):
     return result.stdout, json.loads(target.read_text())
 
 
+@pytest.mark.long
 def test_both_systems_are_measured_and_agree(tmp_path):
     arguments = ["--workload", "mlp_adam", "--processes", "2"]
     shown, written = bench(tmp_path / "figures.json", *arguments)
@@ -117,6 +118,7 @@ def test_a_call_of_a_compiled_model_is_taken_apart(run_file, tmp_path):
     assert total == pytest.approx(parts["openxla"])
 
 
+@pytest.mark.long
 def test_sharded_training_is_held_against_jax(run_file, tmp_path):
     script = RUN.parent / "spmd_against_jax.py"
     figures = tmp_path / "figures.json"
@@ -150,6 +152,7 @@ def test_the_cost_of_xla_debug_is_measured(tmp_path):
     assert 0.2 < figures["installed"]["ratio"] < 5
 
 
+@pytest.mark.long
 def test_new_programs_are_counted_and_compute_what_the_cpu_does(tmp_path):
     target = tmp_path / "figures.json"
     kinds = ["--kind", "chain", "--kind", "linear", "--kind", "generation"]
@@ -203,6 +206,7 @@ def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
     assert samples[-1]["ProgramEvicted"] == 70
 
 
+@pytest.mark.long
 def test_a_long_life_is_noted_and_drawn(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "curves.svg"
     files = ["--json", str(figures), "--picture", str(picture)]
@@ -242,6 +246,7 @@ def test_a_long_life_is_noted_and_drawn(tmp_path):
     assert judged.stderr.strip() == "descriptors grew from 200 to 330"
 
 
+@pytest.mark.long
 def test_two_trees_are_compared(tmp_path, monkeypatch):
     root = RUN.parents[1]
     target = tmp_path / "figures.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 _TRAINS = '''
 import hashlib, json, os
 from pathlib import Path
@@ -51,6 +53,7 @@ print(json.dumps(found))
 '''
 
 
+@pytest.mark.long
 def test_the_same_bits_cold_and_warm_and_again(run_file, tmp_path):
     script = tmp_path / "trains.py"
     script.write_text(_TRAINS)

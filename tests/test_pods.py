@@ -84,6 +84,7 @@ def reported(returncode, out, err, status=0, begins=""):
     return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
 
 
+@pytest.mark.long
 def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(train, tmp_path):
     """One test, as all compare with the first run: two processes with four devices each stand for two hosts."""
     cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs")}
@@ -143,6 +144,7 @@ def test_the_recipes_start_what_there_is(monkeypatch):
     assert [variable["name"] for variable in container["env"]] == ["CHECKPOINTS"]
 
 
+@pytest.mark.long
 def test_a_host_finds_all_programs_of_a_run_that_only_compiled(train, tmp_path):
     """The real compiler for four chips, twice: the second process stands for a host."""
     if util.find_spec("libtpu") is None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[1] / "tools" / "replay.py"
 SCRIPT = """
 import sys
@@ -33,6 +35,7 @@ def recorded(folder: Path, name: str, **parts: str) -> Path:
     return recording
 
 
+@pytest.mark.long
 def test_equal_scripts_have_equal_recordings_and_others_do_not(tmp_path):
     first = recorded(tmp_path, "first", constant="1", reduction="sum")
     again = recorded(tmp_path, "again", constant="1", reduction="sum")

@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_digits_distr
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [TORCHRUN, [sys.executable]], ids=["torchrun", "python"])
 def test_two_processes_learn_the_digits(command):
     environment = {

@@ -63,6 +63,7 @@ def executables(model, topologies):
         yield topology, client_of(topology).compile(made.program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["resnet18", "gpt", "digits"])
 def test_training_step_compiles_for_each_generation(model):
     made, _, updated = traced(model)
@@ -112,6 +113,7 @@ def jax_step(*arrays):
     return (loss, *weights, *momenta)
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_same_model_in_jax():
     """Within 2 %: rates that come in one vector, so that a schedule recompiles nothing, cost some.
 

@@ -153,6 +153,7 @@ def test_gpt_over_all_chips(printed):
     assert all(nbytes > 0 for _, nbytes in found["collectives"])
 
 
+@pytest.mark.long
 def test_fully_sharded_layers_are_loops(printed):
     """Without a word of the user: their weights are gathered, and they are computed again in the backward pass."""
     # the first layer may stay outside: the loops have 15 or 16 iterations

@@ -208,6 +208,7 @@ def llama(command, once):
     return done.plans
 
 
+@pytest.mark.long
 def test_layers_in_a_loop_are_the_same_work(llama):
     one_by_one, loop = (plan["figures"] for plan in llama)
     assert loop["operations"] < one_by_one["operations"] / 5

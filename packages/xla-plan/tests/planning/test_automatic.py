@@ -176,6 +176,7 @@ def test_what_cannot_be_split_says_what_to_change(script):
     assert "is 3" in answer["error"] and "mark_sharding" in answer["error"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_a_script_for_chips_that_are_not_here(script):
     answer, printed = run(

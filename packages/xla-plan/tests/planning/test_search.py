@@ -49,6 +49,7 @@ def test_what_cannot_fit_is_not_compiled(command):
     assert "parameters, their state and gradients alone are 152% of HBM" in done.stderr
 
 
+@pytest.mark.long
 def test_of_meshes_that_take_the_same_time_the_one_with_more_room_is_compiled(command):
     """Copies along ``data`` send what parts along twice the ``fsdp`` send, and hold twice as much."""
     done = command(

@@ -18,6 +18,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.long
 def test_losses_are_those_of_a_split_batch(script):
     done = script(
         f"""

@@ -71,6 +71,7 @@ def test_experts_compute_what_a_loop_over_tokens_does(script, capacity):
     assert done.stdout.strip() == "{devices=[4,1,2]0,4,1,5,2,6,3,7}"
 
 
+@pytest.mark.long
 def test_the_step_is_planned_with_tokens_sent_from_all_to_all(command):
     done = command(
         "run", PODS / "mixture.py:training_step", "--topology", "v5e:2x2", "--mesh", "expert=4",
