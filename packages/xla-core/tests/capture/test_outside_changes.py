@@ -11,6 +11,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, Graph, capture, graph
+from xla_core.testing.internals import limit_remembered_entries
 
 CALLS, CHANGED_BEFORE = 9, 5
 scales = {"forward": 2.0}
@@ -341,3 +342,18 @@ def test_another_precision_has_a_recording_of_its_own():
         finally:
             torch_xla.backends.set_mat_mul_precision("default")
     assert step.recordings == 2
+
+
+@pytest.mark.parametrize("check_every", [0, 3])
+def test_a_device_that_drops_its_steps_changes_nothing(check_every):
+    """It does so when they have become many: a check records the step anew then, with a program of its own."""
+    x = torch.ones(3, 4).to("xla")
+    captured, ordinary = Trainer(adam), Trainer(adam)
+    step = capture(captured.step, check_every=check_every)
+    losses = [(step(x).item(), ordinary.step(x).item()) for _ in range(CHANGED_BEFORE)]
+    former = limit_remembered_entries(0)
+    try:
+        losses += [(step(x).item(), ordinary.step(x).item()) for _ in range(CALLS)]
+    finally:
+        limit_remembered_entries(former)
+    assert all(mine == wanted for mine, wanted in losses)
