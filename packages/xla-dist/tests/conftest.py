@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import weakref
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ _PRELOADED = [
     "dist_topology", "dist_loader", "dist_torch", "dist_meshes", "dist_collectives", "dist_gradients",
     "dist_vitals", "dist_fsdp", "dist_zero", "dist_restarts", "sklearn.datasets",
     "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
-    "xla_core.extension_api.shardings", "dist_preloaded",
+    "xla_core.extension_api.shardings", "xla_spmd.extension", "dist_preloaded",
 ]  # fmt: skip
 
 
@@ -123,8 +124,10 @@ def start_program(fork_server, tmp_path):
 
     def start(environment, fn, *args):
         output = tmp_path / f"output {len(running)}"
+        forkserver.ensure_running()
+        server = forkserver._forkserver._forkserver_address  # Python 3.11 to 3.13
         process = multiprocessing.get_context("forkserver").Process(
-            target=dist_jobs.as_program, args=(environment, str(output), fn, args)
+            target=dist_jobs.as_program, args=(environment, str(output), server, fn, args)
         )
         process.start()
         running.append(process)

@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -163,8 +164,14 @@ def hangs(index, where):
     waits(index, where)
 
 
-def as_program(environment, output, fn, args):
-    """Runs ``fn(process index, *args)`` as a program that a user started by himself would."""
+def as_program(environment, output, server, fn, args):
+    """Runs ``fn(process index, *args)`` as a program that a user started by himself would.
+
+    If it is a launcher, its processes are forked from ``server``, the address of the tests' fork server: from
+    one of its own, each of them would import torch and jax.
+    """
+    own = multiprocessing.forkserver._forkserver  # Python 3.11 to 3.13
+    own._forkserver_address, own.ensure_running = server, lambda: None
     os.environ.clear()
     os.environ.update(environment)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

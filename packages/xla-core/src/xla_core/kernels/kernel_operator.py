@@ -33,7 +33,7 @@ def operator(schema: str, meta: Callable[..., object]) -> Callable[[F], F]:
     def register(function: F) -> F:
         XLA_LIB.define(schema)
         name = schema.partition("(")[0]
-        torch.library.register_fake(f"xla::{name}", meta, lib=XLA_LIB)
+        XLA_LIB.impl(name, meta, "Meta")
         rule(getattr(torch.ops.xla, name).default)(function)
         return function
 

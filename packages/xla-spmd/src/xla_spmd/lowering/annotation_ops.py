@@ -75,7 +75,7 @@ for _name, _meta in (
     ("reduce_parts", _reduce_parts_meta),
     ("shard_as", _shard_as_meta),
 ):
-    torch.library.register_fake(f"xla_spmd::{_name}", _meta, lib=_library)
+    _library.impl(_name, _meta, "Meta")
 
 
 @contextlib.contextmanager

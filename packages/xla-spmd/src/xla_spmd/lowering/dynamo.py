@@ -35,7 +35,7 @@ def _backward(
     return gradient, None, None, None, None
 
 
-torch.library.register_fake("xla::dynamo_mark_sharding", _meta, lib=_library)
+_library.impl("dynamo_mark_sharding", _meta, "Meta")
 torch.library.register_autograd("xla::dynamo_mark_sharding", _backward, lib=_library)
 
 
