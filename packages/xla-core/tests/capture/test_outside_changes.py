@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, Graph, capture, graph
+from xla_core.recording.entry import Entry
 from xla_core.testing.internals import limit_remembered_entries
 
 CALLS, CHANGED_BEFORE = 9, 5
@@ -357,3 +359,34 @@ def test_a_device_that_drops_its_steps_changes_nothing(check_every):
     finally:
         limit_remembered_entries(former)
     assert all(mine == wanted for mine, wanted in losses)
+
+
+@pytest.mark.usefixtures("all_objects")
+def test_a_captured_step_holds_none_of_the_steps_that_its_device_drops():
+    def entries():
+        gc.collect()
+        return sum(issubclass(type(one), Entry) for one in gc.get_objects())
+
+    def drop():
+        former = limit_remembered_entries(0)
+        try:
+            torch_xla.sync()
+        finally:
+            limit_remembered_entries(former)
+
+    x = torch.ones(3, 4).to("xla")
+    drop()  # what other tests recorded
+    step = capture(lambda x: x * 2 + 1)
+    for _ in range(CALLS):
+        step(x)
+    assert step.recordings == 1
+    before = entries()
+    for size in range(2, 100):
+        # the captured step's input and first operation, and then others
+        y = x * 2
+        y = y.sum() + torch.zeros(size, device="xla")
+        torch_xla.sync()
+    assert entries() > before + 100
+    drop()
+    assert entries() <= before + 1  # the root of the next tree
+    assert step(x).tolist() == [[3.0] * 4] * 3

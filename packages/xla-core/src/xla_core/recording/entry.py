@@ -108,6 +108,16 @@ class Entry:
         else:
             self.other_children[entry.key] = entry
 
+    def clear_children(self) -> None:
+        """Remove the children of this entry and of all below: what holds one of these then holds its step alone."""
+        waiting = [self]
+        while waiting:
+            entry = waiting.pop()
+            if entry.first_child is not None:
+                waiting.append(entry.first_child)
+            waiting.extend(entry.other_children.values())
+            entry.first_child, entry.other_children = None, _NONE
+
     def keep(self, key: object, program: CoreProgram) -> None:
         """Store a program of the step that ends here; a compiled program is dropped when it is evicted."""
         if self.programs is _NONE:

@@ -108,8 +108,9 @@ class Trace(StepValues):
     def renewal(self) -> Iterator[None]:
         """The work of ``reset``, for ``indivisible.do``. Drops a tree that has grown too large."""
         if self.entries > MAX_ENTRIES:
-            # reports that hold an entry would hold the whole tree
             events.emit(events.StepsForgotten(trace=self))
+            # Ctrl-C in between leaves a smaller tree, which the next step drops
+            self.root.clear_children()
             root = Root()
             names = (*STEP, "root", "entries")
             return indivisible.storing(self, names, (*beginning(root), root, 0))
@@ -158,6 +159,7 @@ class Trace(StepValues):
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
         events.emit(events.StepsForgotten(trace=self))
+        self.root.clear_children()
         root = Root()
         indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 
