@@ -68,7 +68,7 @@ def same_random_numbers() -> None:
     """Each test draws the same numbers, whatever ran before it: the order differs from run to run."""
     random.seed(0)
     if "torch" in sys.modules:
-        # torch.manual_seed would take down its caller's stack for each kind of device that has not started
+        # torch.manual_seed formats the caller's stack for each kind of device that has not been initialized
         sys.modules["torch"].default_generator.manual_seed(0)
     if "xla_core.recording.random_state" in sys.modules:
         sys.modules["xla_core.recording.random_state"].seed_all(0)

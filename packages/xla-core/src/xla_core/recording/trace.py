@@ -109,7 +109,8 @@ class Trace(StepValues):
         """The work of ``reset``, for ``indivisible.do``. Drops a tree that has grown too large."""
         if self.entries > MAX_ENTRIES:
             events.emit(events.StepsForgotten(trace=self))
-            # Ctrl-C in between leaves a smaller tree, which the next step drops
+            # Captured steps and compiled graphs hold entries. Ctrl-C here leaves a smaller tree and the pending
+            # step as it is; the next step drops the tree.
             self.root.clear_children()
             root = Root()
             names = (*STEP, "root", "entries")
