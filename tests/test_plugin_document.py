@@ -48,10 +48,7 @@ def installed(tmp_path, monkeypatch):
         (point,) = metadata.PathDistribution(info).entry_points
         points.append(point)
 
-    def listed(group):
-        return [point for point in points if point.group == group]
-
-    monkeypatch.setattr(metadata, "entry_points", listed)
+    monkeypatch.setattr(metadata, "entry_points", lambda: metadata.EntryPoints(points))
     yield install
     for added in set(sys.modules) - before:
         if added.startswith(("acme", "xla_pjrt_acme")):

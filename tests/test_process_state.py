@@ -52,7 +52,7 @@ REASONS = {
     "xla_core.operators.plan": {"_reshape_rules": OPERATOR},
     "xla_core.operators.source_digests": {"_read": "one entry per file of a package with rules"},
     "xla_core.operators.tensor_meta": {"_interned": LISTED},
-    "xla_core.plugins.discovery": {"_registered": CODE},
+    "xla_core.plugins.discovery": {"_registered": CODE, "_installed": ONCE},
     "xla_core.plugins.torch_xla_plugins": {"_plugins": CODE},
     "xla_core.recording.random_state": {"_states": DEVICE, "_common": ONCE},
     "xla_core.recording.step_key": {"_SPELLED": CODE},

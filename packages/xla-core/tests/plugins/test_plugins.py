@@ -32,9 +32,10 @@ GOOD = """
 def install(tmp_path, monkeypatch):
     """Install a distribution of one module, with real metadata, for the length of a test."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
+    modules = []
 
     def make(name, module, source, version="2.5", **groups):
+        modules.append(module)
         (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
         info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
@@ -46,9 +47,8 @@ def install(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     yield make
-    for added in set(sys.modules) - before:
-        if not added.startswith("xla_core"):
-            del sys.modules[added]
+    for module in modules:
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_unknown_device(manager, device, parts):
 
 
 def test_known_device_without_its_package_names_the_package(monkeypatch):
-    monkeypatch.setattr(discovery.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(discovery, "_entry_points", lambda group: [])
     with pytest.raises(RuntimeError, match=r"pip install xla-pjrt-tpu.*Installed devices: none"):
         discovery.load_factory("tpu")
     with pytest.raises(RuntimeError, match="pip install xla-pjrt-cpu"):
@@ -202,14 +202,14 @@ def test_no_device_is_chosen_where_that_is_forbidden(run_python):
 
 @pytest.mark.parametrize("chips", [True, False])
 def test_default_is_a_tpu_that_is_there(install, monkeypatch, chips):
-    found = discovery.metadata.entry_points
+    found = discovery._entry_points
     probe = f"create_client.is_available = lambda options: {chips}\n"
     globex(install, textwrap.dedent(GOOD) + probe, "some-tpu", "some_tpu", "tpu")
     # leave out a TPU plugin that is installed for real
     monkeypatch.setattr(
-        discovery.metadata,
-        "entry_points",
-        lambda group: [p for p in found(group=group) if p.value.startswith("some_tpu")],
+        discovery,
+        "_entry_points",
+        lambda group: [p for p in found(group) if p.value.startswith("some_tpu")],
     )
     assert discovery.chosen_device({}) == ("TPU" if chips else "CPU")
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from typing import Final
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.executed_code import ExecutedCode, noticing_prints
+from xla_core.capture.executed_code import ExecutedCode, noticing_prints, stream_capturing
 from xla_core.capture.guards import Guards, Snapshot
 from xla_core.capture.matching import wiring
 from xla_core.capture.observation import Observation, Observer
@@ -143,7 +144,7 @@ class Captured:
         code = self._executed.setdefault(key, ExecutedCode())
         if type(known) is _Progress and known.calls < self._warmup:
             known.calls += 1
-            with code.noting(trace):
+            with code.noting(trace), stream_capturing(code):
                 result = detached(function())
             runtime.sync(trace.device)
             return result
@@ -207,7 +208,11 @@ def observe(
     given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
-    with noticing_prints(name) as noticed, observer.recording(schedulers), code.noting(trace):
+    with ExitStack() as stack:
+        noticed = stack.enter_context(noticing_prints(name))
+        stack.enter_context(observer.recording(schedulers))
+        stack.enter_context(code.noting(trace))
+        stack.enter_context(stream_capturing(code))
         result = function()
     result = detached(result)
     observed = observer.end(result, parameters, former)

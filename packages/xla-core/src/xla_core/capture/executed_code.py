@@ -1,4 +1,7 @@
-"""Notes which Python code a step runs, as only the names in it can affect the recording, and whether it prints."""
+"""Notes which Python code a step runs, as only the names in it can affect the recording, and whether it prints.
+
+It also answers the libraries that ask whether a step is being captured.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,12 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
@@ -22,13 +31,13 @@ class ExecutedCode:
 
     ``ran`` are those that the calling thread ran, and those that other threads (such as autograd's) called after
     their first operation on the device. ``elsewhere`` are those on the other threads' stacks at that operation;
-    what these had called before is not known.
+    what these had called before is not known. ``threads`` are the numbers of the threads of the present block.
     """
 
     def __init__(self) -> None:
         self.ran: set[types.CodeType] = set()
         self.elsewhere: set[types.CodeType] = set()
-        self._profiled: set[int] = set()
+        self.threads: set[int] = set()
         self._is_beside_profiler = False
         self.is_noting = False
 
@@ -40,11 +49,11 @@ class ExecutedCode:
         noted, and all code counts as executed.
         """
         outer = sys.getprofile()
+        self.threads = {get_ident()}
         if outer is not None and not isinstance(outer, _Profile):
             self.ran.clear()
             yield
             return
-        self._profiled = {get_ident()}
         self._is_beside_profiler = False
         self.is_noting = True
         ending = map(sys.setprofile, (outer,)), indivisible.storing(self, ("is_noting",), (False,))
@@ -62,9 +71,9 @@ class ExecutedCode:
 
     def note_thread(self) -> None:
         """Begin to note the code of the calling thread, unless that has been done."""
-        if not self.is_noting or get_ident() in self._profiled:
+        if not self.is_noting or get_ident() in self.threads:
             return
-        self._profiled.add(get_ident())
+        self.threads.add(get_ident())
         frame: types.FrameType | None = sys._getframe()
         while frame is not None:
             self.elsewhere.add(frame.f_code)
@@ -125,3 +134,34 @@ def noticing_prints(name: str) -> Iterator[Noticed]:
     finally:
         if builtins.print is noticing:
             builtins.print = former
+
+
+@contextmanager
+def stream_capturing(code: ExecutedCode) -> Iterator[None]:
+    """A block in which ``torch.cuda.is_current_stream_capturing()`` is True for the threads that run the step.
+
+    It is what libraries ask before they read a value to choose a way (transformers, about attention masks). It is
+    asked again inside the steps of optimizers, which before PyTorch 2.13 want ``capturable=True`` if it is True.
+    """
+    former, steps = torch.cuda.is_current_stream_capturing, 0
+
+    def capturing() -> bool:
+        return (steps == 0 and get_ident() in code.threads) or former()
+
+    def begin(*_: Operand) -> None:
+        nonlocal steps
+        steps += 1
+
+    def end(*_: Operand) -> None:
+        nonlocal steps
+        steps -= 1
+
+    hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    torch.cuda.is_current_stream_capturing = capturing
+    try:
+        yield
+    finally:
+        if torch.cuda.is_current_stream_capturing is capturing:
+            torch.cuda.is_current_stream_capturing = former
+        for hook in hooks:
+            hook.remove()

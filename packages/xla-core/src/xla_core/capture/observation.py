@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from sys import getrefcount
+from typing import Final
 
 from torch.utils import _pytree as pytree
 
@@ -22,6 +25,7 @@ from xla_core.contract import events
 from xla_core.contract.device_protocol import Buffer
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.execution import deferred_steps, eager_mode, run_step, runtime, step_closures
+from xla_core.execution.device_backend import DeviceBackend
 from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import Refusal, ValueNeededError
 from xla_core.operators.extensions import extensions
@@ -34,6 +38,9 @@ from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand, TorchObject
 
 Line = tuple[str, int] | None
+
+_NOTED_ONLY: Final = 3
+"""References to a buffer that only an observer holds: its note, the loop variable, getrefcount's argument."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class Observer:
         self.trace = trace
         self.name = name
         self._arguments = [t._s for t in arguments]
-        self._made: dict[int, tuple[object, Line]] = {}
+        self._made: dict[int, tuple[object, Line, weakref.ref[Storage]]] = {}
         self._flagged: dict[int, bool] = {}
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
@@ -169,7 +176,7 @@ class Observer:
             self._ran = source_location.user_line()
 
     def _note(self, s: Storage) -> None:
-        self._made[id(s)] = s.buffer, source_location.recording_line()
+        self._made[id(s)] = s.buffer, source_location.recording_line(), weakref.ref(s)
 
     def end(
         self, result: Operand, parameters: Sequence[Operand], former: Sequence[object]
@@ -225,8 +232,15 @@ class Observer:
         return inputs
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:
-        """Raise CaptureError for values from the host that are not inputs, as they were written to a tensor."""
+        """Raise CaptureError for values from the host that are not inputs, as they were written to a tensor.
+
+        What nothing refers to any more had no effect. Over a mesh, a tensor may have the value in another buffer.
+        """
         known = {id(one.buffer) for one in inputs if one.uploaded}
-        for buffer, line in self._made.values():
-            if buffer is not None and id(buffer) not in known:
+        buffers_are_shared = type(self.trace.backend) is DeviceBackend
+        for buffer, line, storage in self._made.values():
+            if buffer is None or id(buffer) in known:
+                continue
+            is_gone = storage() is None and getrefcount(buffer) <= _NOTED_ONLY
+            if not (is_gone and buffers_are_shared):
                 raise refuse(errors.MSG_HOST_WRITE, line, name=self.name)
