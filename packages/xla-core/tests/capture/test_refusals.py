@@ -423,13 +423,13 @@ class Halving(torch.optim.Optimizer):
 
     def __init__(self, params):
         super().__init__(params, {"lr": 1.0})
-        self.rate = 1.0
 
     @torch.no_grad()
     def step(self, closure=None):
-        self.rate /= 2
-        for p in self.param_groups[0]["params"]:
-            p.add_(p.grad, alpha=-self.rate)
+        (group,) = self.param_groups
+        group["lr"] /= 2
+        for p in group["params"]:
+            p.add_(p.grad, alpha=-group["lr"])
 
 
 def test_an_optimizer_that_cannot_be_followed():
@@ -441,7 +441,7 @@ def test_an_optimizer_that_cannot_be_followed():
         net(x).sum().backward()
         optimizer.step()
 
-    refused(capture(train), *[(ones(2, 3),)] * 4, match="Halving changes numbers in its step")
+    refused(capture(train), *[(ones(2, 3),)] * 4, match="Halving changes 'lr' in its step")
 
 
 def test_an_optimizer_that_decides_by_the_number_of_steps():

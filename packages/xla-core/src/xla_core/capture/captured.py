@@ -20,6 +20,7 @@ from xla_core.capture.matching import wiring
 from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
+from xla_core.capture.slots import Rate
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.dispatch import transfers
 from xla_core.execution import runtime
@@ -217,11 +218,20 @@ def observe(
     result = detached(result)
     observed = observer.end(result, parameters, former)
     noticed.check()
+    _check_rates(name, observed, reachable)
     before.check_unchanged(name)
     if any(t.is_leaf and t.grad is not grad for t, grad in zip(leaves, given, strict=True)):
         raise refuse(errors.MSG_ARGUMENT_GRADIENT, name=name)
     _check_gradients_of_results(name, result, {id(t) for t in (*parameters, *arguments)})
     return observed, result
+
+
+def _check_rates(name: str, observed: Observation, reachable: Reachable) -> None:
+    """Refuse a step that reads a rate which its own schedule changes: it may do so after that."""
+    if any(kind == "schedule" for kind, _ in observed.events):
+        for slot in reachable.slots:
+            if isinstance(slot, Rate):
+                raise refuse(errors.MSG_RATE, name=name, what=slot.path)
 
 
 def _check_gradients_of_results(name: str, result: Operand, existed: Set[int]) -> None:

@@ -80,6 +80,10 @@ MSG_SCHEDULE: Final = (
     "{name}: the step passes an argument to {scheduler}.step(); a replay would not know its value. Call "
     "{scheduler}.step() outside the captured function"
 )
+MSG_RATE: Final = (
+    "{name}: the step reads {what}, and steps a schedule that changes it; a replay would go on with the value "
+    "that was recorded. Read it outside the captured function"
+)
 MSG_DEVICES: Final = (
     "{name}: the step also records on {other}; capture one function for each device"
 )

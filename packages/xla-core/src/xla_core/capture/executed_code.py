@@ -6,6 +6,7 @@ It also answers the libraries that ask whether a step is being captured.
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -24,6 +25,27 @@ from xla_core.recording import source_location
 from xla_core.recording.trace import Trace
 from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand, Tree
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """The names in a code object, with strings that it may pass to ``getattr``."""
+    names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return names
+
+
+def function_of(member: object) -> types.FunctionType | None:
+    """The function of a class's member: a method of any kind, or a property."""
+    for kind, name in (
+        ((staticmethod, classmethod), "__func__"),
+        (property, "fget"),
+        (functools.cached_property, "func"),
+    ):
+        if isinstance(member, kind):
+            member = getattr(member, name)
+    return member if isinstance(member, types.FunctionType) else None
 
 
 class ExecutedCode:

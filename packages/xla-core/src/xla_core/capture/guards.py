@@ -6,6 +6,7 @@ nanoseconds each. Hooks and replaced storages are only compared if the counter o
 
 from __future__ import annotations
 
+import enum
 import itertools
 import operator
 import types
@@ -18,7 +19,8 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.reachable import NUMBERS, Attribute, Reachable, Slot, is_equivalent
+from xla_core.capture.reachable import Reachable, is_equivalent
+from xla_core.capture.slots import NUMBERS, Attribute, Rates, Slot
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
@@ -30,7 +32,7 @@ _VERSION: Final = operator.attrgetter("_version")
 _REQUIRES_GRAD: Final = operator.attrgetter("requires_grad")
 # Larger arrays and tensors on the host are not compared, as that would take too long.
 _MOST_BYTES: Final = 1 << 16
-_CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device)
+_CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device, np.generic, enum.Enum)
 _IS_NOT: Final = operator.is_not
 # Names in code that reads the gradients of parameters.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
@@ -74,7 +76,7 @@ class _Length:
 def _seen(value: Operand) -> object:
     if isinstance(value, (list, dict, deque, set)):
         return _Length(len(value))
-    return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
+    return value if isinstance(value, torch.Tensor) or _is_constant(value) else type(value)
 
 
 def _same(old: Operand, new: Operand) -> bool:
@@ -246,13 +248,15 @@ class Guards:
         self._owners = [s.mapping for s in self._of_classes]
         self._names = [s.key for s in self._of_classes]
         self._class_values = [s.value() for s in self._of_classes]
+        self._rates = [s for s in watched if isinstance(s, Rates)]
         self._items = _Items(
             s
             for s in watched
-            if not isinstance(s, Attribute) and not isinstance(s.mapping, types.CellType)
+            if not isinstance(s, (Attribute, Rates)) and not isinstance(s.mapping, types.CellType)
         )
         self._cell_objects = [s.mapping for s in self._cells]
         self._cell_values = [s.value() for s in self._cells]
+        self._rate_values = [s.value() for s in self._rates]
         self._values = [s.value() for s in self._items.slots]
 
     def _bind_tables(self) -> None:
@@ -351,13 +355,7 @@ class Guards:
             changed = True
         if changed:
             self._check_slots(self._cells, self._cell_values)
-        try:
-            values = map(getattr, self._owners, self._names)
-            changed = any(map(_IS_NOT, values, self._class_values))
-        except AttributeError:
-            changed = True
-        if changed:
-            self._check_slots(self._of_classes, self._class_values)
+        self._check_attributes()
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
         contents = itertools.chain(itertools.chain.from_iterable(self._filled), END)
@@ -386,6 +384,18 @@ class Guards:
                     name=self._name,
                     what=f"the state of {type(optimizer).__name__}",
                 )
+
+    def _check_attributes(self) -> None:
+        """Raise CaptureError if an attribute from a class has changed, or the rates of a schedule that are read."""
+        try:
+            values = map(getattr, self._owners, self._names)
+            changed = any(map(_IS_NOT, values, self._class_values))
+        except AttributeError:
+            changed = True
+        if changed:
+            self._check_slots(self._of_classes, self._class_values)
+        if self._rates:
+            self._check_slots(self._rates, self._rate_values)
 
     def _check_slots(self, slots: Sequence[Slot], values: list[Operand]) -> None:
         for number, (slot, old) in enumerate(zip(slots, values, strict=True)):

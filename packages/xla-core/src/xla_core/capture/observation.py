@@ -1,7 +1,8 @@
 """Observes one call of a captured function, which runs as an ordinary step.
 
 An ``Observer`` runs the pending operations, records the step in a block, and notes where each input of its program
-comes from, and which tensors get its results. ``matching`` compares two observations.
+comes from, which tensors get its results, and which of its device's random seeds it drew. ``matching`` compares two
+observations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from sys import getrefcount
 from typing import Final
 
+import numpy as np
 from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
 from xla_core.capture.optimizer_steps import OptimizerSteps, Window
-from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
 from xla_core.contract.device_protocol import Buffer
@@ -29,8 +30,10 @@ from xla_core.execution.device_backend import DeviceBackend
 from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import Refusal, ValueNeededError
 from xla_core.operators.extensions import extensions
+from xla_core.operators.plan import SEED
 from xla_core.recording import random_state, source_location
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, operations_of
+from xla_core.recording.step_key import Lift
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Replacements, XLATensor
@@ -39,6 +42,8 @@ from xla_core.torch_bridge.operands import Operand, TorchObject
 
 Line = tuple[str, int] | None
 
+# A step that advances the state by more seeds must have set it.
+_MOST_DRAWN = 1 << 20
 _NOTED_ONLY: Final = 3
 """References to a buffer that only an observer holds: its note, the loop variable, getrefcount's argument."""
 
@@ -73,6 +78,21 @@ class Gradient:
     parameter: Operand
     grad: Operand
     was: Operand
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drawn:
+    """The ``positions`` of seeds among a step's lifted integers, and the ``places`` of these seeds in the sequence.
+
+    Places are counted from the state before the step, beginning with 1; ``count`` is the number of seeds by which
+    the step advances the state. ``known`` is False if a seed is not in the sequence, because the step set the state
+    or drew from another generator.
+    """
+
+    positions: tuple[int, ...]
+    places: tuple[int, ...]
+    count: int
+    known: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -205,7 +225,7 @@ class Observer:
         pairs = zip(parameters, former, strict=True)
         gradients = [Gradient(p, p.grad, was) for p, was in pairs if p.grad is not was]
         state = random_state.get_state(trace.device.index)
-        drawn = drawn_in(last.path(), ints, self._before, state)
+        drawn = _drawn_in(last.path(), ints, self._before, state)
         return Observation(
             last, program, inputs, values, gradients, self._arguments, leaves, spec, floats, ints,
             drawn, self._optimizers.windows, self._optimizers.events, self._flagged,
@@ -244,3 +264,19 @@ class Observer:
             is_gone = storage() is None and getrefcount(buffer) <= _NOTED_ONLY
             if not (is_gone and buffers_are_shared):
                 raise refuse(errors.MSG_HOST_WRITE, line, name=self.name)
+
+
+def _drawn_in(entries: Sequence[Entry], ints: Sequence[int], before: int, after: int) -> Drawn:
+    """The seeds of a step with these entries and lifted integers, and these random states before and after."""
+    positions = []
+    for entry in operations_of(entries):
+        seed = entry.kwargs.get(SEED) if entry.plan.random else None
+        if isinstance(seed, Lift):
+            positions.append(seed.position)
+    count = random_state.distance(before, after)
+    if count > _MOST_DRAWN:
+        return Drawn(tuple(positions), (), 0, False)
+    numbers = random_state.seeds_after(before, np.arange(1, count + 1, dtype=np.uint64))
+    places = {int(seed): place for place, seed in enumerate(numbers, 1)}
+    drawn = [places.get(ints[position], 0) for position in positions]
+    return Drawn(tuple(positions), tuple(drawn), count, all(drawn))

@@ -234,7 +234,7 @@ class Numbers:
     ) -> None:
         optimizer, explanation = window.optimizer, window.explanation
         kind = type(optimizer).__name__
-        if before.changed is not None and window.changed is not None:
+        if window.changed is not None:
             why = "only numbers that count steps are advanced"
             raise refuse(
                 errors.MSG_OPTIMIZER, name=self._name, optimizer=kind, what=window.changed, why=why

@@ -135,8 +135,14 @@ def _between(first: Entry, last: Entry) -> list[Entry]:
 
 
 def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object]:
-    """The numbers that an optimizer keeps on the host, by the parameter's id and their name."""
-    values = {}
+    """The numbers that an optimizer keeps on the host, by the parameter's id and their name.
+
+    Those in its groups are there by -1 for the first group, -2 for the second and so on.
+    """
+    values: dict[tuple[int, str], object] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        numbers = {k: v for k, v in group.items() if isinstance(v, (int, float, tuple))}
+        values.update({(-1 - number, key): value for key, value in numbers.items()})
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue
@@ -153,8 +159,9 @@ def _changes(
 ) -> tuple[list[Counter], str | None]:
     """The counts that have advanced by one, and the name of another number that has changed or is new."""
     counters = []
-    changed = None
     after = host_state(optimizer)
+    of_groups = (place for place in after if place[0] < 0)
+    changed = next((f"{p[1]!r}" for p in of_groups if before.get(p) != after[p]), None)
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue

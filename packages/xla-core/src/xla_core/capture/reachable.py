@@ -20,7 +20,8 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.executed_code import ExecutedCode
+from xla_core.capture.executed_code import ExecutedCode, function_of, names_in
+from xla_core.capture.slots import NUMBERS, Attribute, OptimizerReads, Slot, named
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
@@ -38,47 +39,12 @@ _NEVER_CALLED: Final = frozenset({
 _MOST: Final = 1_000_000
 # The most objects that are searched though no code names them (such as a data set); code may reach them otherwise.
 _MOST_UNNAMED: Final = 20_000
-NUMBERS: Final = (bool, int, float, str, type(None))
 _WRITABLE: Final = (torch.Tensor, np.ndarray)
 # The objects of these packages may change without an effect on a step.
 _OPAQUE: Final = frozenset({
     "logging", "threading", "weakref", "warnings", "importlib", "concurrent", "multiprocessing", "queue",
     "contextvars",
 })  # fmt: skip
-
-
-class Slot:
-    """A place that holds something a step may read: ``mapping[key]``, or a closure's cell."""
-
-    __slots__ = ("path", "mapping", "key")
-
-    def __init__(self, path: str, mapping: ForeignObject, key: object) -> None:
-        self.path = path
-        self.mapping = mapping
-        self.key = key
-
-    def value(self) -> object:
-        """The present content; the slot itself if it is empty."""
-        if isinstance(self.mapping, types.CellType):
-            try:
-                return self.mapping.cell_contents
-            except ValueError:
-                return self
-        try:
-            return self.mapping[self.key]
-        except (KeyError, IndexError):
-            return self
-
-
-class Attribute(Slot):
-    """An attribute that is in a class, or in a slot of an instance; an instance may get one of its own later."""
-
-    __slots__ = ()
-    key: str
-
-    def value(self) -> object:
-        """The present content; the slot itself if it is empty."""
-        return getattr(self.mapping, self.key, self)
 
 
 class Reachable:
@@ -100,7 +66,8 @@ class Reachable:
         self._keep: list[object] = []
         self._names = {"forward"}  # torch's code names it
         self._methods: set[tuple[type, str]] = set()
-        self._objects: list[tuple[str, object]] = []
+        self._objects: list[tuple[str, Mapping[str, object]]] = []
+        self._of_optimizers = OptimizerReads()
         self._containers: list[tuple[str, ForeignObject, bool]] = []
         self._is_named = True
         self._classes: list[tuple[str, object]] = []
@@ -159,7 +126,7 @@ class Reachable:
     def tensors_of_modules(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers of the modules whose code may run, by path."""
         for path, module in self.modules.values():
-            forward = _function_of(type(module).forward)
+            forward = function_of(type(module).forward)
             if forward is None or self._runs(forward.__code__):
                 for table in module_tables.tensor_tables(module):
                     yield from ((f"{path}.{k}", t) for k, t in table.items() if t is not None)
@@ -196,11 +163,11 @@ class Reachable:
         if isinstance(value, torch.nn.Module):
             self._module(path, value)
         elif module_tables.is_optimizer(value):
-            self.optimizers[id(value)] = value
-            self._own(path, value)
+            self._optimizer(path, value)
         elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             self.schedulers[id(value)] = value
-            self._visit(path, value.optimizer)
+            self._of_optimizers.schedulers.append((path, value))
+            self._visit(f"{path}.optimizer", value.optimizer)
         elif isinstance(value, types.FunctionType):
             self._function(path, value)
         elif isinstance(value, types.MethodType):
@@ -229,7 +196,7 @@ class Reachable:
         kind = type(value)
         if isinstance(value, types.ModuleType):
             if _root(value.__name__) not in _FOREIGN:
-                self._objects.append((path, value))
+                self._objects.append((path, vars(value)))
                 self._of_modules += (
                     (f"{path}.{k}", k, one) for k, one in list(vars(value).items())
                 )
@@ -247,7 +214,22 @@ class Reachable:
                 self._own(path, value)
         if hasattr(value, "__dict__"):
             self._attributes += ((f"{path}.{k}", k, item) for k, item in list(vars(value).items()))
-            self._objects.append((path, value))
+            self._objects.append((path, vars(value)))
+
+    def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
+        """Watch an optimizer; of one that is not torch's, the attributes that its code names, too."""
+        self.optimizers[id(optimizer)] = optimizer
+        self._of_optimizers.optimizers.append((path, optimizer))
+        self._own(path, optimizer)
+        kind = type(optimizer)
+        if _root(kind.__module__) in _FOREIGN:
+            return
+        outer, self._of_optimizers.is_inside = self._of_optimizers.is_inside, True
+        self._class(path, kind)
+        self._of_optimizers.is_inside = outer
+        self._classes.append((path, optimizer))
+        own = module_tables.own_attributes(optimizer)
+        self._attributes += ((f"{path}.{k}", k, vars(optimizer)[k]) for k in own)
 
     def _own(self, path: str, value: object) -> None:
         """Watch an object's own functions in place of its class's; those that are there are visited."""
@@ -274,12 +256,12 @@ class Reachable:
                 continue
             foreign = _root(base.__module__) in _FOREIGN
             for name, member in list(vars(base).items()):
-                function = _function_of(member)
+                function = function_of(member)
                 if function is None:
                     if not foreign:
                         self._attributes.append((f"{path}.{name}", name, member))
                 elif name not in _NEVER_CALLED and self._runs(function.__code__):
-                    self._names |= _names(function.__code__)
+                    self._names |= names_in(function.__code__)
                     if (base, name) not in self._methods:
                         self._methods.add((base, name))
                         self.slots.append(Slot(f"{path}.{name}", vars(base), name))
@@ -312,8 +294,9 @@ class Reachable:
         everything = self._everything
         # of what another thread ran, it is not known what it had called
         self._everything |= self._is_elsewhere(code)
-        names = _names(code)
+        names = names_in(code)
         self._names |= names
+        self._of_optimizers.note(names)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             self._add(name, cell, None)
         for name in names & function.__globals__.keys():
@@ -346,7 +329,7 @@ class Reachable:
         """Slots of the attributes and items of objects, now that all names are known."""
         names = self._names
         for path, module in self.modules.values():
-            for key in _named(names, vars(module)):
+            for key in named(names, vars(module)):
                 self.slots.append(Slot(f"{path}.{key}", vars(module), key))
         for path, value, is_named in self._containers:
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -357,9 +340,10 @@ class Reachable:
         for path, table, kind in self.owners:
             for key in filter(functools.partial(self.calls, kind), table):
                 self.slots.append(Slot(f"{path}.{key}", table, key))
-        for path, value in self._objects:
-            for key in _named(names, vars(value)):
-                self.slots.append(Slot(f"{path}.{key}", vars(value), key))
+        for path, attributes in self._objects:
+            for key in named(names, attributes):
+                self.slots.append(Slot(f"{path}.{key}", attributes, key))
+        self.slots += self._of_optimizers.slots(names)
         for path, value in self._classes:
             for key in _of_classes(names, value):
                 self.slots.append(Attribute(f"{path}.{key}", value, key))
@@ -371,11 +355,6 @@ class Reachable:
         self._of_modules.clear()
         self._keep.clear()
         self._seen.clear()
-
-
-def _named(names: set[str], attributes: Mapping[str, object]) -> Iterator[str]:
-    """Attributes that some code names."""
-    return (key for key in attributes if key in names)
 
 
 def _of_classes(names: set[str], value: object) -> Iterator[str]:
@@ -407,18 +386,6 @@ def _taken(
     return taken
 
 
-def _function_of(member: object) -> types.FunctionType | None:
-    """The function of a class's member: a method of any kind, or a property."""
-    for kind, name in (
-        ((staticmethod, classmethod), "__func__"),
-        (property, "fget"),
-        (functools.cached_property, "func"),
-    ):
-        if isinstance(member, kind):
-            member = getattr(member, name)
-    return member if isinstance(member, types.FunctionType) else None
-
-
 def _has_function(kind: type, name: str) -> bool:
     """Whether objects of a class have a function of this name from it."""
     for base in kind.__mro__:
@@ -439,12 +406,3 @@ def _root(module: str | None) -> str:
 
 def _is_wrapper(function: Callable[..., object]) -> bool:
     return hasattr(function, "__wrapped__")
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The names in a code object, with strings that it may pass to ``getattr``."""
-    names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names

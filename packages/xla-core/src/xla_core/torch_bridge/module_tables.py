@@ -15,6 +15,9 @@ _MODULE_HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
 _OPTIMIZER_HOOKS: Final = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+_OPTIMIZER: Final = frozenset({
+    "state", "param_groups", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_opt_called",
+})  # fmt: skip
 _TENSOR_HOOKS: Final = "_backward_hooks", "_post_accumulate_grad_hooks"
 _GLOBAL_HOOKS: Final = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 
@@ -55,6 +58,15 @@ def is_schedulers_wrapper(value: object) -> bool:
 def is_optimizer(value: object) -> bool:
     """Whether it is an optimizer, and not a wrapper of one that only says so, as accelerate's is."""
     return isinstance(value, torch.optim.Optimizer) and hasattr(value, _OPTIMIZER_HOOKS[0])
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> list[str]:
+    """The attributes of an optimizer that its class has added to those of every optimizer of torch's."""
+    return [
+        key
+        for key in vars(optimizer)
+        if key not in _OPTIMIZER and not key.startswith("_optimizer_")
+    ]
 
 
 def _hooks(table: Operand) -> tuple[object, ...]:

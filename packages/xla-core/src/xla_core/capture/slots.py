@@ -1,0 +1,116 @@
+"""Places that hold something a step may read, and what code reads of optimizers and schedulers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from xla_core.contract.foreign_values import ForeignObject
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import module_tables
+
+NUMBERS: Final = (bool, int, float, str, type(None))
+_SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
+
+
+class Slot:
+    """A place that holds something a step may read: ``mapping[key]``, or a closure's cell."""
+
+    __slots__ = ("path", "mapping", "key")
+
+    def __init__(self, path: str, mapping: ForeignObject, key: object) -> None:
+        self.path = path
+        self.mapping = mapping
+        self.key = key
+
+    def value(self) -> object:
+        """The present content; the slot itself if it is empty."""
+        if isinstance(self.mapping, types.CellType):
+            try:
+                return self.mapping.cell_contents
+            except ValueError:
+                return self
+        try:
+            return self.mapping[self.key]
+        except (KeyError, IndexError):
+            return self
+
+
+class Attribute(Slot):
+    """An attribute that is in a class, or in a slot of an instance; an instance may get one of its own later."""
+
+    __slots__ = ()
+    key: str
+
+    def value(self) -> object:
+        """The present content; the slot itself if it is empty."""
+        return getattr(self.mapping, self.key, self)
+
+
+class Rate(Slot):
+    """A number in an optimizer's group that schedules change."""
+
+    __slots__ = ()
+
+
+class Rates(Rate):
+    """The list of rates of a schedule, which puts another list in its place in each step."""
+
+    __slots__ = ()
+
+    def value(self) -> object:
+        """The present rates; the slot itself if there is no list."""
+        try:
+            return tuple(self.mapping[self.key])
+        except KeyError:
+            return self
+
+
+class OptimizerReads:
+    """What code reads of torch's optimizers and schedulers, which is not searched: a step changes it by itself.
+
+    Code inside optimizers does not count: ``optimizer_steps`` knows what their steps read and change.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
+        self.schedulers: list[tuple[str, ForeignObject]] = []
+        self.is_inside = False
+        self._names: set[str] = set()
+        self._keys: dict[str, set[str]] = {"param_groups": set(), "state": set()}
+
+    def note(self, names: set[str]) -> None:
+        """Note the names and texts in a code."""
+        if not self.is_inside:
+            self._names |= names
+            for attribute, keys in self._keys.items():
+                if attribute in names:
+                    keys |= names
+
+    def slots(self, names: set[str]) -> Iterator[Slot]:
+        """Named attributes, and entries whose key is a text in a code that names ``param_groups``, or ``state``."""
+        for path, optimizer in self.optimizers:
+            for key in filter(names.__contains__, module_tables.own_attributes(optimizer)):
+                yield Slot(f"{path}.{key}", vars(optimizer), key)
+            for number, group in enumerate(optimizer.param_groups):
+                for key in named(self._keys["param_groups"] - {"params"}, group):
+                    kind = Rate if key in _SCHEDULED else Slot
+                    yield kind(f"{path}.param_groups[{number}][{key!r}]", group, key)
+            for state in optimizer.state.values():
+                for key in named(self._keys["state"], state if isinstance(state, dict) else {}):
+                    if not isinstance(state[key], XLATensor):
+                        yield Slot(f"{path}.state[...][{key!r}]", state, key)
+        for path, scheduler in self.schedulers:
+            for key in named(self._names, vars(scheduler)):
+                if isinstance(vars(scheduler)[key], NUMBERS):
+                    yield Slot(f"{path}.{key}", vars(scheduler), key)
+            if self._names & {"get_last_lr", "_last_lr"}:
+                yield Rates(f"{path}.get_last_lr()", vars(scheduler), "_last_lr")
+
+
+def named(names: set[str], attributes: Mapping[str, object]) -> Iterator[str]:
+    """Attributes that some code names."""
+    return (key for key in attributes if key in names)
