@@ -184,6 +184,19 @@ def test_a_phase_that_the_first_call_ends():
         captured(x)
 
 
+step = 0
+"""As a script's loop has it, in which the captured function calls ``optimizer.step``."""
+
+
+def test_a_global_variable_that_is_called_like_a_method(monkeypatch):
+    trainer = Trainer(torch.optim.SGD)
+    captured = capture(trainer.train)
+    for number in range(CALLS):
+        monkeypatch.setitem(globals(), "step", number)
+        captured(torch.ones(2, 3, device="xla"))
+    assert captured.recordings == 1
+
+
 class Lion(torch.optim.Optimizer):
     """An optimizer of the user's that keeps tensors only, and attributes that do not change."""
 

@@ -6,12 +6,14 @@ It also answers the libraries that ask whether a step is being captured.
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
+from typing import Final
 
 import torch
 from torch.optim.optimizer import (
@@ -26,6 +28,8 @@ from xla_core.recording.trace import Trace
 from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand, Tree
 
+_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+
 
 def names_in(code: types.CodeType) -> set[str]:
     """The names in a code object, with strings that it may pass to ``getattr``."""
@@ -33,6 +37,17 @@ def names_in(code: types.CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
+    return names
+
+
+def globals_in(code: types.CodeType) -> set[str]:
+    """The names in a code object that stand for globals, not for attributes; all if it calls ``globals``."""
+    if "globals" in code.co_names:
+        return names_in(code)
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in _OF_GLOBALS}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= globals_in(constant)
     return names
 
 

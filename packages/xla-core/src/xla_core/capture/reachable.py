@@ -20,7 +20,7 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.executed_code import ExecutedCode, function_of, names_in
+from xla_core.capture.executed_code import ExecutedCode, function_of, globals_in, names_in
 from xla_core.capture.slots import NUMBERS, Attribute, OptimizerReads, Slot, named
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge import module_tables
@@ -299,7 +299,7 @@ class Reachable:
         self._of_optimizers.note(names)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             self._add(name, cell, None)
-        for name in names & function.__globals__.keys():
+        for name in globals_in(code) & function.__globals__.keys():
             self._add(name, function.__globals__, name)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(path, value)
