@@ -10,6 +10,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, capture
+from xla_core.capture.executed_code import ExecutedCode, stream_capturing
 
 COMPLETE, PADDED = [1.0, 1.0, 1.0], [1.0, 1.0, 0.0]
 
@@ -140,3 +141,22 @@ def test_what_was_there_before_is_asked_and_put_back(monkeypatch):
         captured(torch.ones(2, device="xla"))
     assert seen == {"outer"}
     assert is_capturing() == "outer"
+
+
+def test_two_threads_that_record_at_once():
+    """The block that began first ends first, and so is not the one that is there."""
+    blocks = []
+    for _ in range(2):
+        code = ExecutedCode()
+        code.threads = {threading.get_ident()}
+        blocks.append(stream_capturing(code))
+    before = torch.cuda.is_current_stream_capturing
+    try:
+        for block in blocks:
+            block.__enter__()
+            assert is_capturing()
+        for block in blocks:
+            block.__exit__(None, None, None)
+        assert not is_capturing()
+    finally:
+        torch.cuda.is_current_stream_capturing = before

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence, Set
-from contextlib import ExitStack
 from typing import Final
 
 import torch
@@ -209,11 +208,12 @@ def observe(
     given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
-    with ExitStack() as stack:
-        noticed = stack.enter_context(noticing_prints(name))
-        stack.enter_context(observer.recording(schedulers))
-        stack.enter_context(code.noting(trace))
-        stack.enter_context(stream_capturing(code))
+    with (
+        noticing_prints(name) as noticed,
+        observer.recording(schedulers),
+        code.noting(trace),
+        stream_capturing(code),
+    ):
         result = function()
     result = detached(result)
     observed = observer.end(result, parameters, former)

@@ -28,7 +28,10 @@ from xla_core.recording.trace import Trace
 from xla_core.support import indivisible
 from xla_core.torch_bridge.operands import Operand, Tree
 
-_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_OF_GLOBALS: Final = frozenset({
+    "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL",
+})  # fmt: skip
+"""Instructions of Python 3.11 to 3.13 that read or change a global."""
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -198,6 +201,8 @@ def stream_capturing(code: ExecutedCode) -> Iterator[None]:
     try:
         yield
     finally:
+        # another thread's block that began in this one, and ends after it, puts this block's function back
+        code.threads.clear()
         if torch.cuda.is_current_stream_capturing is capturing:
             torch.cuda.is_current_stream_capturing = former
         for hook in hooks:

@@ -141,8 +141,10 @@ def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object
     """
     values: dict[tuple[int, str], object] = {}
     for number, group in enumerate(optimizer.param_groups):
-        numbers = {k: v for k, v in group.items() if isinstance(v, (int, float, tuple))}
-        values.update({(-1 - number, key): value for key, value in numbers.items()})
+        for key, value in group.items():
+            parts = value if isinstance(value, tuple) else (value,)
+            if all(isinstance(part, (int, float)) for part in parts):
+                values[-1 - number, key] = value
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue
@@ -161,7 +163,7 @@ def _changes(
     counters = []
     after = host_state(optimizer)
     of_groups = (place for place in after if place[0] < 0)
-    changed = next((f"{p[1]!r}" for p in of_groups if before.get(p) != after[p]), None)
+    changed = next((f"{p[1]!r}" for p in of_groups if repr(before.get(p)) != repr(after[p])), None)
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue

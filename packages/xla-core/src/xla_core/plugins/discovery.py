@@ -287,9 +287,9 @@ def _installed(searched: tuple[object, ...]) -> metadata.EntryPoints:
 
 
 def _searched() -> tuple[object, ...]:
-    """What decides which packages are found: the path, and when its folders changed (pip adds to them)."""
-    folders = [Path(entry) for entry in sys.path]
-    return tuple((f, f.stat().st_mtime_ns if f.exists() else None) for f in folders)
+    """What decides which packages are found: the folders of the path, and when they changed (pip adds to them)."""
+    folders = [folder for folder in map(Path, sys.path) if folder.exists()]
+    return tuple((folder, folder.stat().st_mtime_ns) for folder in folders)
 
 
 def _entry_points(group: str) -> list[metadata.EntryPoint]:
