@@ -11,6 +11,7 @@ from torch import nn
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, capture
 from xla_core.capture.executed_code import ExecutedCode, stream_capturing
+from xla_core.support import counters
 
 COMPLETE, PADDED = [1.0, 1.0, 1.0], [1.0, 1.0, 0.0]
 
@@ -21,6 +22,10 @@ def is_capturing():
         return torch.cuda.is_current_stream_capturing()
     except RuntimeError:
         return False
+
+
+def replays():
+    return counters.all_counters().get("CapturedStepReplayed", 0)
 
 
 def masked(x, mask):
@@ -160,3 +165,35 @@ def test_two_threads_that_record_at_once():
         assert not is_capturing()
     finally:
         torch.cuda.is_current_stream_capturing = before
+
+
+class Activations(dict):
+    """As the table of activations of transformers: each look-up makes a module."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+
+ACTIVATIONS = Activations(gelu=torch.nn.GELU, silu=torch.nn.SiLU)
+
+
+def test_a_table_that_makes_an_object_at_each_look_up(monkeypatch):
+    monkeypatch.setitem(ACTIVATIONS, "relu", torch.nn.ReLU)
+    net = torch.nn.Linear(3, 2).to("xla")
+
+    def step(x):
+        return ACTIVATIONS["gelu"](net(x))
+
+    captured = capture(step)
+    x = torch.ones(4, 3, device="xla")
+    before = replays()
+    for _ in range(4):
+        torch.testing.assert_close(captured(x), torch.nn.GELU()(net(x)))
+    assert replays() - before == 1
+
+    monkeypatch.setitem(ACTIVATIONS, "gelu", torch.nn.ReLU)
+    with pytest.raises(CaptureError, match=r"ACTIVATIONS\['gelu'\] is no longer"):
+        captured(x)
+    monkeypatch.delitem(ACTIVATIONS, "gelu")
+    with pytest.raises(CaptureError, match=r"ACTIVATIONS\['gelu'\] is no longer"):
+        captured(x)

@@ -6,7 +6,6 @@ nanoseconds each. Hooks and replaced storages are only compared if the counter o
 
 from __future__ import annotations
 
-import enum
 import itertools
 import operator
 import types
@@ -20,7 +19,7 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import Reachable, is_equivalent
-from xla_core.capture.slots import NUMBERS, Attribute, Rates, Slot
+from xla_core.capture.slots import Attribute, Made, Rates, Slot, is_constant
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
@@ -32,7 +31,6 @@ _VERSION: Final = operator.attrgetter("_version")
 _REQUIRES_GRAD: Final = operator.attrgetter("requires_grad")
 # Larger arrays and tensors on the host are not compared, as that would take too long.
 _MOST_BYTES: Final = 1 << 16
-_CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device, np.generic, enum.Enum)
 _IS_NOT: Final = operator.is_not
 # Names in code that reads the gradients of parameters.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
@@ -76,7 +74,7 @@ class _Length:
 def _seen(value: Operand) -> object:
     if isinstance(value, (list, dict, deque, set)):
         return _Length(len(value))
-    return value if isinstance(value, torch.Tensor) or _is_constant(value) else type(value)
+    return value if isinstance(value, torch.Tensor) or is_constant(value) else type(value)
 
 
 def _same(old: Operand, new: Operand) -> bool:
@@ -87,13 +85,6 @@ def _same(old: Operand, new: Operand) -> bool:
     if isinstance(old, _Length) and isinstance(new, _Length):
         return old.count == new.count
     return type(old) is type(new) and repr(old) == repr(new)
-
-
-def _is_constant(value: Operand) -> bool:
-    """Whether a value cannot change, so that any value with the same ``repr`` is equal to it."""
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return isinstance(value, _CONSTANTS)
 
 
 def _told(value: Operand) -> str:
@@ -248,11 +239,17 @@ class Guards:
         self._owners = [s.mapping for s in self._of_classes]
         self._names = [s.key for s in self._of_classes]
         self._class_values = [s.value() for s in self._of_classes]
+        self._made = [s for s in watched if isinstance(s, Made)]
+        self._look_ups = [s.look_up for s in self._made]
+        self._holders = [s.mapping for s in self._made]
+        self._keys = [s.key for s in self._made]
+        self._made_from = [s.value() for s in self._made]
         self._rates = [s for s in watched if isinstance(s, Rates)]
         self._items = _Items(
             s
             for s in watched
-            if not isinstance(s, (Attribute, Rates)) and not isinstance(s.mapping, types.CellType)
+            if not isinstance(s, (Attribute, Made, Rates))
+            and not isinstance(s.mapping, types.CellType)
         )
         self._cell_objects = [s.mapping for s in self._cells]
         self._cell_values = [s.value() for s in self._cells]
@@ -386,7 +383,7 @@ class Guards:
                 )
 
     def _check_attributes(self) -> None:
-        """Raise CaptureError if an attribute from a class has changed, or the rates of a schedule that are read."""
+        """Raise CaptureError if an attribute from a class has changed, or what is not looked up in a mapping."""
         try:
             values = map(getattr, self._owners, self._names)
             changed = any(map(_IS_NOT, values, self._class_values))
@@ -394,6 +391,14 @@ class Guards:
             changed = True
         if changed:
             self._check_slots(self._of_classes, self._class_values)
+        if self._made:
+            try:
+                held = map(operator.call, self._look_ups, self._holders, self._keys)
+                changed = any(map(_IS_NOT, held, self._made_from))
+            except LookupError:
+                changed = True
+            if changed:
+                self._check_slots(self._made, self._made_from)
         if self._rates:
             self._check_slots(self._rates, self._rate_values)
 
@@ -403,7 +408,7 @@ class Guards:
             if isinstance(old, torch.Tensor):
                 if new is not old:
                     raise refuse(errors.MSG_REPLACED, name=self._name, what=slot.path)
-            elif new is not old and not (_is_constant(old) and _is_constant(new)):
+            elif new is not old and not (is_constant(old) and is_constant(new)):
                 kind = type(old).__name__
                 raise refuse(errors.MSG_OTHER_OBJECT, name=self._name, what=slot.path, kind=kind)
             elif not _same(old, new):

@@ -21,7 +21,7 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.executed_code import ExecutedCode, function_of, globals_in, names_in
-from xla_core.capture.slots import NUMBERS, Attribute, OptimizerReads, Slot, named
+from xla_core.capture.slots import NUMBERS, Attribute, OptimizerReads, Slot, named, slot_of_item
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
@@ -334,9 +334,9 @@ class Reachable:
         for path, value, is_named in self._containers:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             slots = self.slots if is_named else self._unnamed
-            for key, item in list(items):
-                if isinstance(item, _WRITABLE) or (is_named and not isinstance(value, tuple)):
-                    slots.append(Slot(f"{path}[{key!r}]", value, key))
+            for key, content in list(items):
+                if isinstance(content, _WRITABLE) or (is_named and not isinstance(value, tuple)):
+                    slots.append(slot_of_item(f"{path}[{key!r}]", value, key))
         for path, table, kind in self.owners:
             for key in filter(functools.partial(self.calls, kind), table):
                 self.slots.append(Slot(f"{path}.{key}", table, key))

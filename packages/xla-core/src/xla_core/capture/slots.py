@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import types
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import numpy as np
 import torch
 
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge import module_tables
+from xla_core.torch_bridge.operands import Operand
 
 NUMBERS: Final = (bool, int, float, str, type(None))
+_CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device, np.generic, enum.Enum)
+_CONTAINERS: Final[tuple[type[ForeignObject], ...]] = dict, list, tuple, deque
+_LOOK_UPS: Final = frozenset(kind.__getitem__ for kind in _CONTAINERS)
 _SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
 
 
@@ -48,6 +55,25 @@ class Attribute(Slot):
     def value(self) -> object:
         """The present content; the slot itself if it is empty."""
         return getattr(self.mapping, self.key, self)
+
+
+class Made(Slot):
+    """An item of a container from which each look-up makes another object; what the container holds is watched."""
+
+    __slots__ = ()
+
+    @property
+    def look_up(self) -> Callable[[ForeignObject, object], object]:
+        """The function that returns what the container holds for a key."""
+        look_ups = (k.__getitem__ for k in _CONTAINERS if isinstance(self.mapping, k))
+        return next(look_ups)
+
+    def value(self) -> object:
+        """What the container holds; the slot itself if there is no such item."""
+        try:
+            return self.look_up(self.mapping, self.key)
+        except LookupError:
+            return self
 
 
 class Rate(Slot):
@@ -114,3 +140,20 @@ class OptimizerReads:
 def named(names: set[str], attributes: Mapping[str, object]) -> Iterator[str]:
     """Attributes that some code names."""
     return (key for key in attributes if key in names)
+
+
+def slot_of_item(path: str, container: ForeignObject, key: object) -> Slot:
+    """The slot of an item that a container has."""
+    slot = Slot(path, container, key)
+    if type(container).__getitem__ not in _LOOK_UPS:
+        value = slot.value()
+        if slot.value() is not value and not is_constant(value):
+            return Made(path, container, key)
+    return slot
+
+
+def is_constant(value: Operand) -> bool:
+    """Whether a value cannot change, so that any value with the same ``repr`` is equal to it."""
+    if isinstance(value, tuple):
+        return all(map(is_constant, value))
+    return isinstance(value, _CONSTANTS)
