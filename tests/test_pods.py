@@ -7,8 +7,7 @@ import math
 import os
 import re
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import util
 from pathlib import Path
 
@@ -49,43 +48,44 @@ def environment(variables):
     return kept | given | variables
 
 
-def start(*arguments, **variables):
-    """The script in a process of its own."""
-    command = [sys.executable, "-c", COUNTS, str(PODS), str(PODS / "train.py"), *arguments]
-    return subprocess.Popen(
-        command,
-        env=environment(variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(program_servers, tmp_path):
+    """Start the script in a process of its own: a future of what it returned and printed."""
+    with ThreadPoolExecutor() as waiting:
+
+        def run(*arguments, **variables):
+            argv = [str(PODS), str(PODS / "train.py"), *arguments]
+            return waiting.submit(
+                next(program_servers).run, f"import sys\nsys.argv[1:] = {argv}\n{COUNTS}",
+                cwd=str(tmp_path), environment=environment(variables), timeout=300,
+            )  # fmt: skip
+
+        yield run
 
 
 @pytest.fixture
-def train(program_servers, tmp_path):
+def train(start):
     """Run the script to its end: what ``reported`` says of it."""
 
     def run(*arguments, status=0, begins="", **variables):
-        argv = [str(PODS), str(PODS / "train.py"), *arguments]
-        done = next(program_servers).run(
-            f"import sys\nsys.argv[1:] = {argv}\n{COUNTS}",
-            cwd=str(tmp_path), environment=environment(variables), timeout=300,
-        )  # fmt: skip
-        return reported(done.returncode, done.stdout, done.stderr, status, begins)
+        return reported(start(*arguments, **variables).result(), status, begins)
 
     return run
 
 
-def reported(returncode, out, err, status=0, begins=""):
+def reported(done, status=0, begins=""):
     """The losses that it printed by step, and its counts of programs; what it printed matches ``begins``."""
-    assert returncode == status, err[-3000:]
+    out = done.stdout
+    assert done.returncode == status, done.stderr[-3000:]
     assert re.match(begins, out), out
     counts = json.loads(out.splitlines()[-1])
     return {int(n): loss for n, loss in re.findall(r"step (\d+): loss (\S+)", out)}, counts
 
 
 @pytest.mark.long
-def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(train, tmp_path):
+def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(
+    start, train, tmp_path
+):
     """One test, as all compare with the first run: two processes with four devices each stand for two hosts."""
     cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs")}
     arguments = ("--mesh", "fsdp=8", "--steps", "20", *SMALL)
@@ -93,7 +93,7 @@ def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(
     assert list(trained) == [10, 20]
     assert float(trained[20]) < float(trained[10]) < 6.93  # the logarithm of 1024 tokens
 
-    on_hosts, second = two_hosts(*arguments)
+    on_hosts, second = two_hosts(start, *arguments)
     assert list(on_hosts) == list(trained) and not second  # only the first host prints
     for step, loss in on_hosts.items():  # sums over devices are taken in another order
         assert float(loss) == pytest.approx(float(trained[step]), abs=0.002)
@@ -105,15 +105,14 @@ def test_it_learns_on_one_host_as_on_two_and_continues_when_it_was_asked_to_end(
     assert losses == {20: trained[20]}  # bit-equal, as far as is printed
 
 
-def two_hosts(*arguments):
+def two_hosts(start, *arguments):
     """The losses that each of two processes with four devices prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     given = {"XLA_COORDINATOR_ADDRESS": address, "XLA_PROCESS_COUNT": "2", "CPU_NUM_DEVICES": "4"}
     hosts = [start(*arguments, **given, XLA_PROCESS_INDEX=str(index)) for index in range(2)]
-    ended = [host.communicate(timeout=300) for host in hosts]
-    return [reported(host.returncode, *texts)[0] for host, texts in zip(hosts, ended, strict=True)]
+    return [reported(host.result())[0] for host in hosts]
 
 
 def test_the_recipes_start_what_there_is(monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Replay = Callable[..., subprocess.CompletedProcess[str]]
 
 TOOL = Path(__file__).parents[1] / "tools" / "replay.py"
 SCRIPT = """
@@ -19,14 +21,13 @@ print((x * 2 + {constant}).{reduction}().item())
 """
 
 
-def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOL), *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}
-    )
+@pytest.fixture
+def replay(run_file: Replay) -> Replay:
+    """Run the tool with arguments; sets are in another order each time."""
+    return functools.partial(run_file, TOOL)
 
 
-def recorded(folder: Path, name: str, **parts: str) -> Path:
+def recorded(replay: Replay, folder: Path, name: str, **parts: str) -> Path:
     script, recording = folder / f"{name}.py", folder / f"{name}.json"
     script.write_text(SCRIPT.format(**parts))
     result = replay("record", recording, script)
@@ -35,11 +36,10 @@ def recorded(folder: Path, name: str, **parts: str) -> Path:
     return recording
 
 
-@pytest.mark.long
-def test_equal_scripts_have_equal_recordings_and_others_do_not(tmp_path):
-    first = recorded(tmp_path, "first", constant="1", reduction="sum")
-    again = recorded(tmp_path, "again", constant="1", reduction="sum")
-    other = recorded(tmp_path, "other", constant="1", reduction="amax")
+def test_equal_scripts_have_equal_recordings_and_others_do_not(replay, tmp_path):
+    first = recorded(replay, tmp_path, "first", constant="1", reduction="sum")
+    again = recorded(replay, tmp_path, "again", constant="1", reduction="sum")
+    other = recorded(replay, tmp_path, "other", constant="1", reduction="amax")
     same = replay("compare", first, again)
     assert same.returncode == 0, same.stdout + same.stderr
     different = replay("compare", first, other)
@@ -49,7 +49,7 @@ def test_equal_scripts_have_equal_recordings_and_others_do_not(tmp_path):
     assert lines[-1].endswith("2 lines differ")
 
 
-def test_the_operators_of_a_changed_rule_are_named(tmp_path):
+def test_the_operators_of_a_changed_rule_are_named(replay, tmp_path):
     def program(step: str, module: str, *operators: str) -> dict[str, object]:
         return {
             "step": step,
@@ -72,13 +72,13 @@ def test_the_operators_of_a_changed_rule_are_named(tmp_path):
     assert compared.stdout.count("other program") == 1
 
 
-def test_an_empty_recording_is_no_proof(tmp_path):
+def test_an_empty_recording_is_no_proof(replay, tmp_path):
     empty = tmp_path / "empty.json"
     empty.write_text("[]")
     assert replay("compare", empty, empty).returncode == 2
 
 
-def test_the_exit_code_is_the_scripts(tmp_path):
+def test_the_exit_code_is_the_scripts(replay, tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit(3)")
     assert replay("record", tmp_path / "out.json", script).returncode == 3

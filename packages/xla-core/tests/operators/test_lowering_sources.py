@@ -34,6 +34,7 @@ def factor():
 """
 SCRIPT = """
 import sys
+sys.dont_write_bytecode = True  # a file edited within a second is another one
 sys.path.insert(0, {folder!r})
 import torch, torch_xla
 import acme_rules.rules
@@ -61,14 +62,10 @@ def package(tmp_path):
     return folder
 
 
-def test_an_edited_rule_of_another_package_misses(run_interpreter, package, tmp_path):
+def test_an_edited_rule_of_another_package_misses(run_python, package, tmp_path):
     def outcome(folder=package.parent):
         cache = str(tmp_path / "cache")
-        said = run_interpreter(
-            SCRIPT.format(folder=str(folder)),
-            XLA_PERSISTENT_CACHE_PATH=cache,
-            PYTHONDONTWRITEBYTECODE="1",
-        )
+        said = run_python(SCRIPT.format(folder=str(folder)), XLA_PERSISTENT_CACHE_PATH=cache)
         return said.splitlines()[-1]
 
     assert outcome() == "3 1 0"
