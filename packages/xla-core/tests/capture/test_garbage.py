@@ -79,9 +79,10 @@ def test_young_garbage_is_no_result(collections):
     assert 2 not in collections
 
 
-def test_garbage_that_has_grown_old_is_no_result(collections):
+@pytest.mark.parametrize("made", [lambda x: x + 1, torch.clone], ids=["result", "copy"])
+def test_garbage_that_has_grown_old_is_no_result(collections, made):
     def step(x):
-        node = Node(x + 1)
+        node = Node(made(x))
         gc.collect(1)  # as one that runs by itself in a large step
         del node
         return x * 2
@@ -90,13 +91,27 @@ def test_garbage_that_has_grown_old_is_no_result(collections):
     assert 2 in collections
 
 
-def test_a_copied_value_in_old_garbage_is_no_argument(collections):
+@pytest.mark.parametrize("written", [False, True])
+def test_a_copied_value_in_old_garbage_is_no_result(collections, written):
     def step(x):
         node = Node(torch.tensor([2.0]).to(x.device))
         gc.collect(1)
+        if written:
+            node.value.add_(1).sub_(1)
         result = x * node.value
         del node
         return result
+
+    check_captured(step)
+    assert (2 in collections) == written  # what is only read is an input, and no result
+
+
+def test_a_copied_value_that_nothing_computes_with_may_be_in_old_garbage(collections):
+    def step(x):
+        node = Node(torch.tensor([2.0]).to(x.device))
+        gc.collect(1)
+        del node
+        return x * 2
 
     check_captured(step)
     assert 2 in collections

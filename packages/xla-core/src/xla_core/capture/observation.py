@@ -246,11 +246,14 @@ class Observer:
         """Whether a tensor that the step has made is alive and not among ``tensors``."""
         trace = self.trace
         known = {id(t._s) for t in tensors if isinstance(t, XLATensor)}
+        living = (storage() for _, _, storage in self._made.values())
+        uploaded = {id(s) for s in living if s is not None}
         with trace.lock:
-            known.update(id(trace.touched[position]) for position in trace.input_storages)
-            alive, _, _ = run_step.wanted(trace)
-        made = (storage() for _, _, storage in self._made.values())
-        return not known.issuperset(map(id, alive)) or any(s is not None for s in made)
+            touched = set(map(id, trace.touched))  # the trace keeps these alive, whatever else does
+            inputs = {id(trace.touched[position]) for position in trace.input_storages}
+            alive, passed, _ = run_step.wanted(trace)
+        results = {id(s) for s in (*alive, *(s for s, _ in passed))}
+        return bool(results - known - (inputs - uploaded) or uploaded - touched)
 
     def _check_devices(self) -> None:
         for other in runtime.traces():
