@@ -1,4 +1,4 @@
-"""What libraries are told that ask whether a step is being captured, as CUDA graphs would capture it."""
+"""What libraries do in captured steps: ask whether one is captured, look modules up in tables that make them."""
 
 from __future__ import annotations
 

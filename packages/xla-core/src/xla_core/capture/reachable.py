@@ -334,8 +334,8 @@ class Reachable:
         for path, value, is_named in self._containers:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             slots = self.slots if is_named else self._unnamed
-            for key, content in list(items):
-                if isinstance(content, _WRITABLE) or (is_named and not isinstance(value, tuple)):
+            for key, item in list(items):
+                if isinstance(item, _WRITABLE) or (is_named and not isinstance(value, tuple)):
                     slots.append(slot_of_item(f"{path}[{key!r}]", value, key))
         for path, table, kind in self.owners:
             for key in filter(functools.partial(self.calls, kind), table):
