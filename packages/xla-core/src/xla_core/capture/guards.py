@@ -11,6 +11,7 @@ import operator
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import Reachable, is_equivalent
 from xla_core.capture.slots import Attribute, Made, Rates, Slot, is_constant
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
@@ -151,8 +153,8 @@ class _Items:
         groups = [group for group in grouped.values() if len(group) >= _ONE_LOOKUP]
         few = [slot for group in grouped.values() if len(group) < _ONE_LOOKUP for slot in group]
         self.slots = [*few, *itertools.chain(*groups)]
-        self._mappings_of_few = [slot.mapping for slot in few]
-        self._keys_of_few = [slot.key for slot in few]
+        self._mappings_of_few = _mappings(few)
+        self._keys_of_few = _keys(few)
         self._mappings = [group[0].mapping for group in groups]
         self._lookups = [operator.itemgetter(*(slot.key for slot in group)) for group in groups]
 
@@ -162,6 +164,14 @@ class _Items:
             map(operator.getitem, self._mappings_of_few, self._keys_of_few),
             itertools.chain.from_iterable(map(operator.call, self._lookups, self._mappings)),
         )
+
+
+def _mappings(slots: Iterable[Slot]) -> list[ForeignObject]:
+    return [slot.mapping for slot in slots]
+
+
+def _keys(slots: Iterable[Slot]) -> list[ForeignObject]:
+    return [slot.key for slot in slots]
 
 
 class _OptimizerState:
@@ -234,27 +244,22 @@ class Guards:
         reachable = self._reachable
         watched = [s for s in reachable.slots if s.value() is not s]
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
-        self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
-        self._of_classes = [s for s in watched if isinstance(s, Attribute)]
-        self._owners = [s.mapping for s in self._of_classes]
-        self._names = [s.key for s in self._of_classes]
-        self._class_values = [s.value() for s in self._of_classes]
-        self._made = [s for s in watched if isinstance(s, Made)]
-        self._look_ups = [s.look_up for s in self._made]
-        self._holders = [s.mapping for s in self._made]
-        self._keys = [s.key for s in self._made]
-        self._made_from = [s.value() for s in self._made]
-        self._rates = [s for s in watched if isinstance(s, Rates)]
-        self._items = _Items(
-            s
-            for s in watched
-            if not isinstance(s, (Attribute, Made, Rates))
-            and not isinstance(s.mapping, types.CellType)
+        cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
+        of_classes = [s for s in watched if isinstance(s, Attribute)]
+        produced = [s for s in watched if isinstance(s, Made)]
+        look_ups = [s.look_up for s in produced]
+        rates = [s for s in watched if isinstance(s, Rates)]
+        others = set(map(id, (*cells, *of_classes, *produced, *rates)))
+        self._items = _Items(s for s in watched if id(s) not in others)
+        groups = (
+            (self._items.values, self._items.slots),
+            (partial(map, _CONTENTS, _mappings(cells)), cells),
+            (partial(map, getattr, _mappings(of_classes), _keys(of_classes)), of_classes),
+            (partial(map, operator.call, look_ups, _mappings(produced), _keys(produced)), produced),
+            (partial(map, Rates.value, rates), rates),
         )
-        self._cell_objects = [s.mapping for s in self._cells]
-        self._cell_values = [s.value() for s in self._cells]
-        self._rate_values = [s.value() for s in self._rates]
-        self._values = [s.value() for s in self._items.slots]
+        # a function that looks the present values up, the slots, and the values that they had
+        self._groups = [(f, slots, [s.value() for s in slots]) for f, slots in groups if slots]
 
     def _bind_tables(self) -> None:
         tables: list[dict[str, object]] = []
@@ -281,7 +286,7 @@ class Guards:
     def _bind_tensors(self) -> None:
         self._parameters = self._reachable.parameters()
         tensors = [*self._everything, *self._parameters]
-        tensors += itertools.chain(self._values, self._cell_values, self._class_values)
+        tensors += itertools.chain.from_iterable(values for _, _, values in self._groups)
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
         self._flags: list[bool | None] = list(map(_REQUIRES_GRAD, self._seen_by_autograd))
         self._left_flags: list[tuple[XLATensor, bool]] = []
@@ -340,19 +345,13 @@ class Guards:
 
     def check(self) -> None:
         """Raise CaptureError if something has changed since the recording."""
-        try:
-            changed = any(map(_IS_NOT, self._items.values(), self._values))
-        except LookupError:
-            changed = True
-        if changed:
-            self._check_slots(self._items.slots, self._values)
-        try:
-            changed = any(map(_IS_NOT, map(_CONTENTS, self._cell_objects), self._cell_values))
-        except ValueError:
-            changed = True
-        if changed:
-            self._check_slots(self._cells, self._cell_values)
-        self._check_attributes()
+        for look_up, slots, values in self._groups:
+            try:
+                changed = any(map(_IS_NOT, look_up(), values))
+            except (AttributeError, LookupError, ValueError):  # one is no longer there
+                changed = True
+            if changed:
+                self._check_slots(slots, values)
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_CHANGED, name=self._name, what=written)
         contents = itertools.chain(itertools.chain.from_iterable(self._filled), END)
@@ -381,26 +380,6 @@ class Guards:
                     name=self._name,
                     what=f"the state of {type(optimizer).__name__}",
                 )
-
-    def _check_attributes(self) -> None:
-        """Raise CaptureError if an attribute from a class has changed, or what is not looked up in a mapping."""
-        try:
-            values = map(getattr, self._owners, self._names)
-            changed = any(map(_IS_NOT, values, self._class_values))
-        except AttributeError:
-            changed = True
-        if changed:
-            self._check_slots(self._of_classes, self._class_values)
-        if self._made:
-            try:
-                held = map(operator.call, self._look_ups, self._holders, self._keys)
-                changed = any(map(_IS_NOT, held, self._made_from))
-            except LookupError:
-                changed = True
-            if changed:
-                self._check_slots(self._made, self._made_from)
-        if self._rates:
-            self._check_slots(self._rates, self._rate_values)
 
     def _check_slots(self, slots: Sequence[Slot], values: list[Operand]) -> None:
         for number, (slot, old) in enumerate(zip(slots, values, strict=True)):
