@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 import types
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Final
@@ -20,7 +19,18 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import Reachable, is_equivalent
-from xla_core.capture.slots import Attribute, Made, Rates, Slot, is_constant
+from xla_core.capture.slots import (
+    Attribute,
+    Made,
+    Rates,
+    Slot,
+    is_constant,
+    is_same,
+    present,
+    summary_of,
+    tables_of,
+    text_of,
+)
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.storage import Storage
 from xla_core.recording.xla_tensor import Replacements, XLATensor
@@ -43,54 +53,49 @@ class Snapshot:
 
     def __init__(self, reachable: Reachable) -> None:
         self.slots = reachable.slots
-        self.values = [_seen(slot.value()) for slot in self.slots]
+        values = [slot.value() for slot in self.slots]
+        self.values = list(map(summary_of, values))
         self._host = HostValues.of(reachable)
+        looked_in = {id(slot.mapping) for slot in self.slots}
+        self._holders = [
+            (slot, type(value), number, id(table))
+            for slot, value in zip(self.slots, values, strict=True)
+            for number, table in enumerate(tables_of(value))
+            if id(table) in looked_in
+        ]
 
     def check_unchanged(self, name: str) -> None:
         """Raise CaptureError for a slot that the call has changed, as a replay would not change it."""
         if (written := self._host.changed()) is not None:
             raise refuse(errors.MSG_HOST_WRITTEN, name=name, what=written)
+        replaced = self._replaced()
         for slot, old in zip(self.slots, self.values, strict=True):
-            new = _seen(slot.value())
-            if not _same(old, new):
+            new = summary_of(present(slot, replaced))
+            if not is_same(old, new):
                 if isinstance(new, torch.Tensor):
                     raise refuse(errors.MSG_REBOUND, name=name, what=slot.path)
                 raise refuse(
                     errors.MSG_SIDE_EFFECT,
                     name=name,
                     what=slot.path,
-                    old=_told(old),
-                    new=_told(new),
+                    old=text_of(old),
+                    new=text_of(new),
                 )
 
+    def _replaced(self) -> dict[int, ForeignObject]:
+        """What the call has put in the place of containers and objects, by the id of what slots look in.
 
-class _Length:
-    """How many items a container has."""
-
-    __slots__ = ("count",)
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-
-def _seen(value: Operand) -> object:
-    if isinstance(value, (list, dict, deque, set)):
-        return _Length(len(value))
-    return value if isinstance(value, torch.Tensor) or is_constant(value) else type(value)
-
-
-def _same(old: Operand, new: Operand) -> bool:
-    if old is new:
-        return True
-    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
-        return False
-    if isinstance(old, _Length) and isinstance(new, _Length):
-        return old.count == new.count
-    return type(old) is type(new) and repr(old) == repr(new)
-
-
-def _told(value: Operand) -> str:
-    return f"{value.count} items" if isinstance(value, _Length) else repr(value)
+        ``self.state = State(self.state.count + 1)`` changes no slot of the old object.
+        """
+        replaced: dict[int, ForeignObject] = {}
+        known = -1
+        while known < len(replaced):  # again, for what is inside of the new ones
+            known = len(replaced)
+            for slot, kind, number, old in self._holders:
+                value = present(slot, replaced)
+                if type(value) is kind and id(table := tables_of(value)[number]) != old:
+                    replaced[old] = table
+        return replaced
 
 
 class HostValues:
@@ -390,7 +395,7 @@ class Guards:
             elif new is not old and not (is_constant(old) and is_constant(new)):
                 kind = type(old).__name__
                 raise refuse(errors.MSG_OTHER_OBJECT, name=self._name, what=slot.path, kind=kind)
-            elif not _same(old, new):
+            elif not is_same(old, new):
                 raise refuse(
                     errors.MSG_CHANGED,
                     name=self._name,

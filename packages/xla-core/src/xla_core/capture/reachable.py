@@ -210,6 +210,7 @@ class Reachable:
         if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)
             self._classes.append((path, value))
+            self._attributes += ((f"{path}.{k}", k, item) for k, item in _in_slots(value))
             if self._is_named and hasattr(value, "__dict__"):
                 self._own(path, value)
         if hasattr(value, "__dict__"):
@@ -374,6 +375,14 @@ def _of_classes(names: set[str], value: object) -> Iterator[str]:
             # a descriptor makes a new object at each look-up; its function is watched, or runs no Python code
             if not hasattr(type(member), "__get__"):
                 yield key
+
+
+def _in_slots(value: object) -> Iterator[tuple[str, object]]:
+    """What an object has in ``__slots__`` of its classes, by name."""
+    for base in type(value).__mro__:
+        for key, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and hasattr(value, key):
+                yield key, getattr(value, key)
 
 
 def _taken(

@@ -157,3 +157,48 @@ def is_constant(value: Operand) -> bool:
     if isinstance(value, tuple):
         return all(map(is_constant, value))
     return isinstance(value, _CONSTANTS)
+
+
+def tables_of(value: Operand) -> list[ForeignObject]:
+    """What slots look in to read parts of a value: itself, and its attributes."""
+    attributes = getattr(value, "__dict__", None)
+    return [value, attributes] if isinstance(attributes, dict) else [value]
+
+
+def present(slot: Slot, replaced: dict[int, ForeignObject]) -> object:
+    """What is in a slot now, or in the same place of what has replaced its object."""
+    if id(slot.mapping) not in replaced:
+        return slot.value()
+    return type(slot)(slot.path, replaced[id(slot.mapping)], slot.key).value()
+
+
+class _Length:
+    """How many items a container has."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def summary_of(value: Operand) -> object:
+    """What of a value may not change in a call: the value, how many items it has, or only its type."""
+    if isinstance(value, (list, dict, deque, set)):
+        return _Length(len(value))
+    return value if isinstance(value, torch.Tensor) or is_constant(value) else type(value)
+
+
+def is_same(old: Operand, new: Operand) -> bool:
+    """Whether two values or summaries are equal; tensors, only if they are one object."""
+    if old is new:
+        return True
+    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+        return False
+    if isinstance(old, _Length) and isinstance(new, _Length):
+        return old.count == new.count
+    return type(old) is type(new) and repr(old) == repr(new)
+
+
+def text_of(value: Operand) -> str:
+    """A value or summary for an error's text."""
+    return f"{value.count} items" if isinstance(value, _Length) else repr(value)
