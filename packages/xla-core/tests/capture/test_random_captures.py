@@ -24,13 +24,15 @@ LEFT_OUT = {
     "t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "set_", "set_data",
 }  # fmt: skip
 FROM_THE_HOST = {"input", "positions"}
-CALLS = 12
-LOOKED_AT = {0, 3, 4, 9, 11}
+CALLS = 16
+LOOKED_AT = {0, 3, 4, 9, 11, 15}
 """Calls after which the state is read; in between, replays pass it on from one to the next."""
 WRITTEN = {4, 8}
 """Calls after which it is written from outside."""
 FROZEN = 6
 """The call after which what wants gradients wants none, and the other way round."""
+CLEARED = {8, 10, 12, 14}
+"""Calls after which gradients are cleared from outside: the last call is a replay that finds none."""
 SWEEP = 600
 
 
@@ -61,6 +63,13 @@ def turn(tensors):
         if t.is_floating_point() and t.is_leaf and t._base is None:
             t.requires_grad_(not t.requires_grad)
             return
+
+
+def clear(tensors):
+    """Take gradients away."""
+    for t in tensors:
+        if t.is_leaf:
+            t.grad = None
 
 
 def anew(step, arguments):
@@ -105,6 +114,8 @@ def trajectory(seed, captured):
             found.append(seen(state.values()))
         if call in WRITTEN:
             write(state.values())
+        if call in CLEARED:
+            clear(state.values())
         if call == FROZEN:
             turn(state.values())
         del results, source, arguments

@@ -393,31 +393,6 @@ def test_arguments_that_share_memory():
     refused(step, (same, same), match="share memory")
 
 
-def test_a_gradient_that_was_not_cleared():
-    net = model()
-
-    def backward(x):
-        net(x).sum().backward()
-
-    step = capture(backward)
-    for _ in range(4):
-        net.zero_grad()
-        step(ones(2, 3))
-    assert step.recordings == 1
-    refused(step, (ones(2, 3),), match="has a gradient")
-
-
-def test_a_gradient_that_went_away():
-    net = model()
-
-    def backward(x):
-        net(x).sum().backward()
-
-    step = replayed(capture(backward), ones(2, 3))  # they are added up in place
-    net.zero_grad()
-    refused(step, (ones(2, 3),), match="the gradient of a parameter")
-
-
 class Halving(torch.optim.Optimizer):
     """An optimizer of the user's own, whose rate is another one in each step."""
 

@@ -16,7 +16,7 @@ from torch_xla.experimental.capture import capture
 from xla_core.support import counters
 
 
-def train(index, captured):
+def train(index, captured, every):
     device = torch_xla.device()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.25), torch.nn.Linear(8, 1))
@@ -28,15 +28,28 @@ def train(index, captured):
 
     def step(x, y):
         optimizer.zero_grad()
+        results = backward(x, y)
+        xm.optimizer_step(optimizer)
+        return results
+
+    def backward(x, y):
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
-        xm.optimizer_step(optimizer)
         return xm.all_reduce(xm.REDUCE_SUM, loss.detach()), loss
 
-    called = capture(step) if captured else step
+    def update():
+        xm.optimizer_step(optimizer)
+        optimizer.zero_grad()
+        return xm.all_reduce(xm.REDUCE_SUM, torch.ones(1, device=device))
+
+    called = step if every == 1 else backward
+    if captured:
+        called, update = capture(called), capture(update)
     losses = []
-    for i in range(8):
+    for i in range(8 * every):
         whole, own = called((inputs[share] + i).to(device), targets[share].to(device))
+        if every > 1 and i % every == every - 1:
+            update()
         torch_xla.sync()
         losses.append([whole.item(), own.item()])
     values = [p.detach().cpu().tolist() for p in model.parameters()]
@@ -44,12 +57,13 @@ def train(index, captured):
 
 
 def main(index):
-    ordinary = train(index, False)
-    captured = train(index, True)
-    replayed = counters.all_counters().get("CapturedStepReplayed", 0)
-    same = ordinary == captured
-    found = {"same": same, "replayed": replayed, "values": captured["values"], "losses": captured["losses"]}
-    print("RESULT" + json.dumps(found), flush=True)
+    for every in 1, 2:
+        before = counters.all_counters().get("CapturedStepReplayed", 0)
+        ordinary = train(index, False, every)
+        captured = train(index, True, every)
+        replayed = counters.all_counters()["CapturedStepReplayed"] - before
+        found = {"every": every, "same": ordinary == captured, "replayed": replayed, **captured}
+        print("RESULT" + json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
@@ -69,13 +83,16 @@ def test_a_training_step_with_collectives(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     texts = done.stdout.split("RESULT")[1:]
-    first, second = (json.JSONDecoder().raw_decode(text)[0] for text in texts)
-    assert first["same"]
-    assert second["same"]
-    assert first["replayed"] == second["replayed"] == 5
-    assert first["values"] == second["values"]
-    wholes = [[whole for whole, _ in found["losses"]] for found in (first, second)]
-    assert wholes[0] == wholes[1]
-    for (whole, one), (_, other) in zip(first["losses"], second["losses"], strict=True):
-        assert abs(whole - one - other) < 1e-5 * abs(whole)
+    found = [json.JSONDecoder().raw_decode(text)[0] for text in texts]
+    # gradients of two batches: five of the calls that find none, six of those that find some, five updates
+    for every, replays in ((1, 5), (2, 16)):
+        first, second = (one for one in found if one["every"] == every)
+        assert first["same"]
+        assert second["same"]
+        assert first["replayed"] == second["replayed"] == replays
+        assert first["values"] == second["values"]
+        wholes = [[whole for whole, _ in one["losses"]] for one in (first, second)]
+        assert wholes[0] == wholes[1]
+        for (whole, one), (_, other) in zip(first["losses"], second["losses"], strict=True):
+            assert abs(whole - one - other) < 1e-5 * abs(whole)
         assert one != other

@@ -27,27 +27,40 @@ STEPS = 9
 """Of the last three, the first lends the parameters (``Lending``), and the others take them from it."""
 
 
-def trained(strategy, captured):
-    """Losses, the model and its parameters' shardings after some steps."""
+def trained(strategy, captured, every=1):
+    """Losses, the model and its parameters' shardings after some steps, each for ``every`` batches."""
     model = gpt.build().to("xla")
     mesh = gpt.shard(model, strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
-    def step(ids):
-        optimizer.zero_grad()
+    def backward(ids):
         loss = gpt.loss_of(model, ids)
         loss.backward()
+        return loss
+
+    def update():
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    def step(ids):
+        optimizer.zero_grad()
+        loss = backward(ids)
         optimizer.step()
         schedule.step()
         return loss
 
-    called = capture(step) if captured else step
+    called = step if every == 1 else backward
+    if captured:
+        called, update = capture(called), capture(update)
     losses = []
-    for ids in gpt.batches(STEPS):
+    for number, ids in enumerate(gpt.batches(STEPS * every), 1):
         ids = ids.to("xla")
         xs.mark_sharding(ids, mesh, strategy.batch)
         losses.append(called(ids).detach())
+        if every > 1 and number % every == 0:
+            update()
         torch_xla.sync()
     shardings = {n: torch_xla._XLAC._get_xla_sharding_spec(p) for n, p in model.named_parameters()}
     values = {n: p.cpu() for n, p in model.named_parameters()}
@@ -63,6 +76,17 @@ def test_training(name):
     expected, others, wanted = trained(strategy, False)
     assert losses == expected
     assert shardings == wanted
+    assert all(torch.equal(values[name], others[name]) for name in others)
+
+
+def test_gradients_of_several_batches():
+    strategy = gpt.STRATEGIES[list(gpt.STRATEGIES)[1]]
+    before = counters.all_counters().get("CapturedStepReplayed", 0)
+    losses, values, _ = trained(strategy, True, every=2)
+    # all but the first three with and without gradients, and the first three updates
+    assert counters.all_counters()["CapturedStepReplayed"] - before == 3 * STEPS - 8
+    expected, others, _ = trained(strategy, False, every=2)
+    assert losses == expected
     assert all(torch.equal(values[name], others[name]) for name in others)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 
 import torch
@@ -15,7 +15,7 @@ from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.executed_code import ExecutedCode, noticing_prints, stream_capturing
 from xla_core.capture.guards import Guards, Snapshot
-from xla_core.capture.matching import wiring
+from xla_core.capture.matching import gradients_in_one, wiring
 from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
@@ -30,6 +30,7 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters, flags
 from xla_core.torch_bridge.operands import Operand, Tree
+from xla_core.torch_bridge.torch_private import without_torch_function
 
 RECORDED: Final = "CapturedStepRecorded"
 """Counts the calls of captured functions that ran their Python code to record it."""
@@ -42,6 +43,11 @@ class _Progress:
     calls: int = 0
     observed: Observation | None = None
     attempts: int = 0
+
+    @property
+    def present(self) -> Set[int]:
+        """The ids of parameters that had a gradient before the last call."""
+        return set() if self.observed is None else self.observed.present()
 
 
 class Captured:
@@ -67,10 +73,11 @@ class Captured:
         self._warmup = warmup
         self._check_every = check_every
         self._max = max_recordings
-        self._known: dict[object, Replay | _Progress] = {}
-        self._executed: dict[object, ExecutedCode] = {}
+        self._known: dict[tuple[Operand, ...], Replay | _Progress] = {}
+        self._executed: dict[tuple[Operand, ...], ExecutedCode] = {}
         self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
         self._flagged: list[Operand] = []
+        self._graded: list[Operand] = []
         self._replays = 0
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured:
@@ -94,6 +101,7 @@ class Captured:
         self._known.clear()
         self._executed.clear()
         self._flagged.clear()
+        self._graded.clear()
         for one in self._bound.values():
             one.reset()
 
@@ -111,12 +119,32 @@ class Captured:
         trace = _trace_of(leaves)
         # the step that sets requires_grad itself may look at it before
         flags = tuple(t.requires_grad for t in self._flagged) if self._flagged else ()
-        key = (key, spec, _mode(), _layouts(leaves, trace), flags)
+        graded = self._have_gradients() if self._graded else ()
+        key = (key, spec, _mode(), _layouts(leaves, trace), flags, graded)
         known = self._known.get(key)
-        if type(known) is Replay and not self._is_check_due():
-            tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
-            return known.run(tensors)
-        return self._record(trace, key, known, leaves, spec)
+        try:
+            if type(known) is Replay and not self._is_check_due():
+                tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
+                return known.run(tensors)
+            return self._record(trace, key, known, leaves, spec)
+        except errors.OtherGradientsError as error:  # nothing has run yet
+            if not self._tell_apart(error.parameters):
+                raise
+        return self(*args, **kwargs)
+
+    def _have_gradients(self) -> tuple[bool, ...]:
+        with without_torch_function():
+            return tuple(p.grad is not None for p in self._graded)
+
+    def _tell_apart(self, parameters: Iterable[Operand]) -> bool:
+        """Let keys say which of these parameters have gradients; False if they say it for all of them already."""
+        known = set(map(id, self._graded))
+        fresh = [p for p in parameters if id(p) not in known]
+        self._graded += fresh
+        longer = {key: _with_gradients(key, one.present, fresh) for key, one in self._known.items()}
+        self._known = {longer[key]: one for key, one in self._known.items()}
+        self._executed = {longer[key]: self._executed[key] for key in longer}
+        return bool(fresh)
 
     def _is_check_due(self) -> bool:
         self._replays += 1
@@ -165,13 +193,25 @@ class Captured:
         if former is not None:
             known.attempts += 1
             try:
-                guards = Guards(self._name, Reachable.of(self._function, objects, code))
-                shared = wiring(self._name, trace, former, observed)
-                self._known[key] = Replay(self._name, trace, shared, former, observed, guards)
+                reachable = Reachable.of(self._function, objects, code)
+                self._known[key] = replay_of(self._name, trace, former, observed, reachable)
             except errors.CaptureError:
-                if known.attempts > 1:
+                if others := gradients_in_one(former, observed):
+                    self._separate(key, known, former, others)
+                elif known.attempts > 1:
                     raise
         return result
+
+    def _separate(
+        self, key: tuple[Operand, ...], latter: _Progress, former: Observation, parameters: Sequence[Operand]
+    ) -> None:  # fmt: skip
+        """Let two calls be of different kinds, as one had gradients of ``parameters`` that the other lacked."""
+        earlier = _Progress(latter.calls, former)
+        latter.attempts = 0
+        code = self._executed[key]
+        self._tell_apart(parameters)
+        key = _with_gradients(key, earlier.present, parameters)
+        self._known[key], self._executed[key] = earlier, code
 
     def _noted(
         self, key: tuple[Operand, ...], observed: Observation, reachable: Reachable
@@ -182,11 +222,30 @@ class Captured:
         if not tensors:
             return key
         self._flagged += tensors
-        *others, flags = key
-        longer = (*others, (*flags, *(observed.flagged[id(t)] for t in tensors)))
+        *others, flags, graded = key
+        longer = (*others, (*flags, *(observed.flagged[id(t)] for t in tensors)), graded)
         self._known[longer] = self._known.pop(key)
         self._executed[longer] = self._executed.pop(key)
         return longer
+
+
+def replay_of(
+    name: str, trace: Trace, former: Observation, latter: Observation, reachable: Reachable
+) -> Replay:
+    """The replay of a step that two calls recorded. Raises CaptureError if they did not record the same."""
+    guards = Guards(name, reachable)
+    tensors = [t for t in reachable.tensors() if isinstance(t, XLATensor)]
+    held = {id(s) for s in (*guards.storages(), *(t._s for t in tensors))}
+    shared = wiring(name, trace, former, latter, held)
+    return Replay(name, trace, shared, former, latter, guards)
+
+
+def _with_gradients(
+    key: tuple[Operand, ...], present: Set[int], parameters: Iterable[Operand]
+) -> tuple[Operand, ...]:
+    """A key that also says which of these parameters had gradients: those with ids in ``present``."""
+    *others, graded = key
+    return (*others, (*graded, *(id(p) in present for p in parameters)))
 
 
 def observe(
@@ -203,10 +262,9 @@ def observe(
     """
     parameters = reachable.parameters()
     before = Snapshot(reachable)
-    former = [p.grad for p in parameters]
     leaves = [t for t in arguments if t.is_leaf]
     given = [t.grad for t in leaves]
-    observer = Observer(trace, name, arguments)
+    observer = Observer(trace, name, arguments, parameters)
     schedulers = list(reachable.schedulers.values())
     with (
         noticing_prints(name) as noticed,
@@ -216,7 +274,7 @@ def observe(
     ):
         result = function()
     result = detached(result)
-    observed = observer.end(result, parameters, former)
+    observed = observer.end(result)
     noticed.check()
     _check_rates(name, observed, reachable)
     before.check_unchanged(name)

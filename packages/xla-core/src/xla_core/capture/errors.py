@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from xla_core.torch_bridge.operands import Operand
 
 MSG_READ: Final = (
     "a captured step reads a value (.item(), print, .cpu(), a condition on a tensor) or syncs; return the "
@@ -123,12 +126,21 @@ MSG_RESULT_GRADIENT: Final = (
     "have none. Return the gradient, too"
 )
 MSG_GRADIENT: Final = (
-    "{name}: {what} has a gradient now and had none when the step was recorded, so that a replay would not add "
-    "to it. Call zero_grad() before the step, or inside it"
+    "{name}: other ones of the parameters have gradients now than had when the step was recorded. Call reset() to "
+    "record it again"
+)
+MSG_GRADIENT_CHANGE: Final = (
+    "{name}: the step gave a parameter of {shape} a new gradient, cleared it or left it as it was in one call, and "
+    "did something else of these in the next; a replay would repeat one of the two. Do the same in every call"
+)
+MSG_GRADIENT_KIND: Final = (
+    "{name}: the gradient of a parameter of {shape} is not a tensor of the kind that was recorded ({expected}), "
+    "but of another kind, or a view. Set it to such a tensor, or call reset() to record the step again"
 )
 MSG_MANY: Final = (
-    "{name}: {count} recordings have been made for different arguments, as many as max_recordings allows. Pass "
-    "numbers as tensors and pad to few shapes, or raise max_recordings"
+    "{name}: {count} recordings have been made for different arguments, or for parameters with and without "
+    "gradients, as many as max_recordings allows. Pass numbers as tensors and pad to few shapes, or raise "
+    "max_recordings"
 )
 MSG_HOST_CHANGED: Final = (
     "{name}: {what}, which is on the host, has changed since the step was recorded; the recorded program contains "
@@ -171,6 +183,14 @@ class CaptureError(RuntimeError):
         text = reason if line is None else f"{reason} ({line[0]}:{line[1]})"
         super().__init__(text)
         self.line = line
+
+
+class OtherGradientsError(CaptureError):
+    """A recording expects other ones of ``parameters`` to have a gradient; another recording may fit."""
+
+    def __init__(self, name: str, parameters: Sequence[Operand]) -> None:
+        super().__init__(MSG_GRADIENT.format(name=name))
+        self.parameters = parameters
 
 
 def refuse(message: str, line: tuple[str, int] | None = None, /, **details: object) -> CaptureError:

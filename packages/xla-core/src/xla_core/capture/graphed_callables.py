@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from xla_core.capture.captured import Captured
-from xla_core.capture.replay import shown
+from xla_core.capture.matching import shown
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, tensor_on

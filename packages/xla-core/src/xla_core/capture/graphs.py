@@ -53,7 +53,7 @@ def graph(recorded: Graph, device: torch.device | str | None = None) -> Iterator
     observer = Observer(trace, _NAME, ())
     with noticing_prints(_NAME) as noticed, observer.recording():
         yield
-    observed = observer.end(None, (), ())
+    observed = observer.end(None)
     noticed.check()
     for window in observed.windows:
         if window.changed is not None:

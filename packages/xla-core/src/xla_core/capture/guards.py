@@ -233,6 +233,7 @@ class Guards:
         self._name = name
         self._reachable = reachable
         self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
+        self.clears_gradients = reachable.names("zero_grad")
         self._host = HostValues.of(reachable)
         self._bind_slots()
         self._modules = [m for _, m in reachable.modules.values()]

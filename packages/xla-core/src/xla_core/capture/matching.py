@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
-from xla_core.capture.observation import Gradient, Input, Line, Observation, Value
+from xla_core.capture.observation import CLEARED, NEW, Gradient, Input, Line, Observation, Value
 from xla_core.contract.device_protocol import Buffer
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor, is_users_class
-from xla_core.torch_bridge.operands import Operand, TorchObject
+from xla_core.recording.xla_tensor import XLATensor, is_users_class, tensor_on
+from xla_core.torch_bridge.operands import Operand, TorchObject, Tree
 
 Buffers: TypeAlias = dict[int | None, Buffer]
 """Buffers of inputs of a program, by slot."""
@@ -52,15 +54,13 @@ class Fresh:
 class NewGradient:
     """A parameter whose gradient is a new tensor after the step, ``grad``, with the value ``value``.
 
-    ``none``: the parameter had no gradient before. ``slot`` is the input slot of the former gradient, if the step
-    reads it.
+    ``none``: the parameter had no gradient before.
     """
 
     parameter: Operand
     grad: Operand
     value: Value
     none: bool
-    slot: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ class Wiring:
 
     ``inputs`` has for each input a storage that existed before, the number of an argument, or the buffer of a
     constant (in a tuple). ``written`` are storages and numbers of arguments with their new values, ``gradients``
-    new gradients, ``fresh`` new storages. ``results`` and ``spec`` make up the function's result.
+    new gradients, ``fresh`` new storages. ``results`` and ``spec`` make up the function's result. ``entering`` are
+    the gradients that are further arguments, as the step takes those that it finds. ``cleared`` are the
+    parameters that it leaves without a gradient, and ``present`` the ids of those that had one before.
     """
 
     inputs: list[Storage | int | tuple[Operand]]
@@ -78,10 +80,18 @@ class Wiring:
     fresh: list[Fresh]
     results: list[Result]
     spec: TorchObject
+    entering: Sequence[Gradient] = ()
+    cleared: Sequence[Operand] = ()
+    present: Set[int] = frozenset()
 
 
-def wiring(name: str, trace: Trace, former: Observation, latter: Observation) -> Wiring:
-    """The wiring that two observations share. Raises CaptureError, which names a difference, if there is none."""
+def wiring(
+    name: str, trace: Trace, former: Observation, latter: Observation, held: Set[int]
+) -> Wiring:
+    """The wiring that two observations share. Raises CaptureError, which names a difference, if there is none.
+
+    ``held`` are the ids of storages of tensors that the step reaches otherwise than as gradients.
+    """
     if former.last is not latter.last:
         raise _other_program(name, former.last, latter.last)
     if former.program is not latter.program:
@@ -89,19 +99,19 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
             errors.MSG_NOT_STABLE, name=name, got=f"{len(latter.values)} tensors to keep",
             expected=str(len(former.values)),
         )  # fmt: skip
+    cleared = _cleared(name, former, latter)
+    entering = _entering(former, latter, held)
+    owners = [one.parameter for one in entering]
+    old_numbers, numbers = (numbers_of(all_arguments(seen, owners)) for seen in (former, latter))
     inputs: list[Operand] = []
-    slots: dict[int, int] = {}
-    for slot, (a, b) in enumerate(zip(former.inputs, latter.inputs, strict=True)):
-        gradient = _former_gradient(former, latter, a, b)
-        if gradient is not None:
-            slots[id(gradient.grad)] = slot
-            inputs.append(gradient.grad._s)
-        else:
-            inputs.append(_input(name, trace, a, b))
+    for a, b in zip(former.inputs, latter.inputs, strict=True):
+        number = numbers.get(id(b.storage))
+        is_argument = number is not None and old_numbers.get(id(a.storage)) == number
+        inputs.append(number if is_argument else _input(name, trace, a, b))
     before = {id(s) for s, _ in former.values} | {id(one.storage) for one in former.inputs}
     before |= {id(leaf._s) for leaf in former.leaves if isinstance(leaf, XLATensor)}
-    numbers = {id(s): number for number, s in enumerate(latter.arguments)}
-    grads = {id(g.grad._s): g for g in latter.gradients if isinstance(g.grad, XLATensor)}
+    of_step = [g for g in latter.gradients if g.change == NEW]
+    grads = {id(g.grad._s): g for g in of_step if isinstance(g.grad, XLATensor)}
     leaves = {id(x._s) for x in latter.leaves if isinstance(x, XLATensor)}
     written: list[tuple[Storage | int, Value]] = []
     gradients = []
@@ -112,17 +122,60 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
         elif id(s) in before:
             written.append((s, value))
         elif id(s) in grads:
-            gradient_of = grads[id(s)]
-            was_slot, none = slots.get(id(gradient_of.grad)), gradient_of.was is None
-            gradients.append(
-                NewGradient(gradient_of.parameter, gradient_of.grad, value, none, was_slot)
-            )
+            one = grads[id(s)]
+            gradients.append(NewGradient(one.parameter, one.grad, value, one.was is None))
         elif id(s) in leaves:
             values[id(s)] = value
         else:
             raise refuse(errors.MSG_KEPT, _line(latter.last, value), name=name, meta=s.meta)
     fresh, results = _results(name, trace, former, latter, values, before, numbers)
-    return Wiring(inputs, written, gradients, fresh, results, latter.spec)
+    return Wiring(
+        inputs, written, gradients, fresh, results, latter.spec, entering, cleared, latter.present()
+    )
+
+
+class Returned:
+    """Makes the function's result from what a run has computed; ``index`` has the places of values by number."""
+
+    def __init__(self, trace: Trace, wiring: Wiring, index: Mapping[int, int]) -> None:
+        self._trace = trace
+        self._index = index
+        self.fresh = wiring.fresh
+        self.results = wiring.results
+        self._spec = wiring.spec
+        self._single = wiring.spec.is_leaf() and wiring.results[0].fresh == 0
+
+    def give(
+        self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers
+    ) -> Tree:
+        """The function's result; ``kept`` are the buffers of inputs that are values of it."""
+        trace, index = self._trace, self._index
+        storages = []
+        tensors: list[Operand] = []
+        for one in self.fresh:
+            vid = one.value.vid
+            buffer = results[index[vid]] if vid is not None else kept[one.value.slot]
+            tensor = trace.from_buffer(buffer, one.meta)
+            if one.annotation is not None:
+                tensor._s.annotate(one.annotation)
+            tensors.append(tensor)
+            storages.append(tensor._s)
+        if self._single and self.results[0].view is None:
+            return tensors[0]
+        given = []
+        for r in self.results:
+            if r.fresh is not None:
+                given.append(
+                    tensors[r.fresh] if r.view is None else shown(storages[r.fresh], r.view)
+                )
+            elif r.argument is not None:
+                t = arguments[r.argument]
+                given.append(t if r.view is t._v else shown(t._s, r.view))
+            elif r.storage is not None:
+                given.append(shown(r.storage, r.view))
+            else:
+                given.append(r.same)
+        return pytree.tree_unflatten(given, self._spec)
 
 
 def static_wiring(observed: Observation) -> Wiring:
@@ -133,23 +186,66 @@ def static_wiring(observed: Observation) -> Wiring:
     return Wiring(inputs, list(observed.values), [], [], [Result()], observed.spec)
 
 
-def _former_gradient(
-    former: Observation, latter: Observation, a: Input, b: Input
-) -> Gradient | None:
-    """The new gradient of the parameter whose former gradient this input was, in both calls; None otherwise."""
-    if a.storage is b.storage:
-        return None
-    for one in latter.gradients:
-        if isinstance(one.was, XLATensor) and one.was._s is b.storage:
-            for other in former.gradients:
-                if other.parameter is one.parameter and isinstance(other.was, XLATensor):
-                    return one if other.was._s is a.storage and one.grad is not None else None
-    return None
+def gradients_in_one(former: Observation, latter: Observation) -> list[Operand]:
+    """The parameters that had a gradient before one of two calls only."""
+    difference = former.present() ^ latter.present()
+    by_id = {id(g.parameter): g.parameter for g in (*former.gradients, *latter.gradients)}
+    return [p for key, p in by_id.items() if key in difference]
 
 
-def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[object]:
-    if b.argument is not None and a.argument == b.argument:
-        return b.argument
+def _cleared(name: str, former: Observation, latter: Observation) -> list[Operand]:
+    """The parameters that a step leaves without a gradient. Raises CaptureError if two calls differ in that."""
+    olds = {id(g.parameter): g for g in former.gradients}
+    news = {id(g.parameter): g for g in latter.gradients}
+    cleared = []
+    for key, one in (olds | news).items():
+        nothing = Gradient(one.parameter, None, None)
+        old, new = olds.get(key, nothing), news.get(key, nothing)
+        # a parameter without a gradient needs no clearing
+        changes = {g.change for g in (old, new) if g.grad is not None or g.was is not None}
+        if len(changes) > 1:
+            raise refuse(errors.MSG_GRADIENT_CHANGE, name=name, shape=tuple(one.parameter.shape))
+        if changes == {CLEARED}:
+            cleared.append(one.parameter)
+    return cleared
+
+
+def _entering(former: Observation, latter: Observation, held: Set[int]) -> list[Gradient]:
+    """Those gradients of the latter call that the step takes as it finds them, in both calls.
+
+    Such a gradient must be an ordinary tensor with a storage of its own, which the step reaches as a gradient only.
+    """
+    touched = {id(one.storage) for one in latter.inputs} | {id(s) for s, _ in latter.values}
+    touched |= {id(leaf._s) for leaf in latter.leaves if isinstance(leaf, XLATensor)}
+    taken = held | set(map(id, (*former.arguments, *latter.arguments)))
+    olds, news = _own_gradients(former, taken), _own_gradients(latter, taken)
+    return [one for key, one in news.items() if key in olds and id(one.was._s) in touched]
+
+
+def _own_gradients(observation: Observation, taken: Set[int]) -> dict[int, Gradient]:
+    """By parameters' ids, the gradients from before the call that have storages of their own."""
+    before = [g for g in observation.gradients if isinstance(g.was, XLATensor)]
+    owners = collections.Counter(id(g.was._s) for g in before)
+    return {
+        id(g.parameter): g
+        for g in before
+        if type(g.was) is XLATensor and g.was._v is None
+        and owners[id(g.was._s)] == 1 and id(g.was._s) not in taken
+    }  # fmt: skip
+
+
+def numbers_of(storages: Sequence[Storage]) -> dict[int, int]:
+    """The numbers of storages in a sequence, by their ids."""
+    return {id(s): number for number, s in enumerate(storages)}
+
+
+def all_arguments(observation: Observation, entering: Sequence[Operand]) -> list[Storage]:
+    """The storages of the function's arguments, then of the gradients that parameters had before the call."""
+    was = {id(g.parameter): g.was for g in observation.gradients}
+    return [*observation.arguments, *(was[id(p)]._s for p in entering)]
+
+
+def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | tuple[object]:
     if a.uploaded and b.uploaded:
         if not _equal(trace, a.buffer, b.buffer):
             raise refuse(errors.MSG_HOST_VALUE, b.line, name=name, meta=b.storage.meta)
@@ -278,6 +374,11 @@ def _line(last: Entry, value: Value) -> Line:
         if entry.first <= value.vid < entry.end:
             return entry.line
     return None
+
+
+def shown(s: Storage, view: View | None) -> torch.Tensor:
+    """A tensor that shows a storage through a chain of views like ``view``."""
+    return tensor_on(s, viewed(view))
 
 
 def viewed(view: View | None) -> View | None:

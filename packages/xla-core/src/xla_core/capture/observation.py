@@ -49,6 +49,9 @@ _YOUNG: Final = 1
 _NOTED_ONLY: Final = 3
 """References to a buffer that only an observer holds: its note, the loop variable, getrefcount's argument."""
 
+NEW: Final = "new"
+CLEARED: Final = "cleared"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
@@ -75,11 +78,22 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gradient:
-    """A parameter whose gradient is another tensor after the call, ``grad``, than before, ``was``."""
+    """A parameter that has a gradient before the call, ``was``, or after it, ``grad``; None where it has none.
+
+    ``layout`` is how the former lies on several devices; None on one device.
+    """
 
     parameter: Operand
     grad: Operand
     was: Operand
+    layout: object = None
+
+    @property
+    def change(self) -> str:
+        """What the call does to it: ``NEW`` is another tensor, ``CLEARED`` none; empty if it is the same object."""
+        if self.grad is self.was:
+            return ""
+        return CLEARED if self.grad is None else NEW
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +137,10 @@ class Observation:
     events: list[tuple[str, ForeignObject]]
     flagged: Mapping[int, bool]
 
+    def present(self) -> set[int]:
+        """The ids of parameters that had a gradient before the call."""
+        return {id(g.parameter) for g in self.gradients if g.was is not None}
+
 
 @contextmanager
 def refusing_reads(trace: Trace) -> Iterator[None]:
@@ -155,12 +173,23 @@ def _line_of(error: BaseException) -> Line:
 
 
 class Observer:
-    """Observes one step: record it in a block ``recording()``, then call ``end``."""
+    """Observes one step: record it in a block ``recording()``, then call ``end``.
 
-    def __init__(self, trace: Trace, name: str, arguments: Sequence[XLATensor]) -> None:
+    ``parameters`` are those whose gradients may change in it.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        name: str,
+        arguments: Sequence[XLATensor],
+        parameters: Sequence[Operand] = (),
+    ) -> None:
         self.trace = trace
         self.name = name
         self._arguments = [t._s for t in arguments]
+        self._parameters = parameters
+        self._former: list[Gradient] = []
         self._made: dict[int, tuple[object, Line, weakref.ref[Storage]]] = {}
         self._flagged: dict[int, bool] = {}
         self._optimizers = OptimizerSteps(trace)
@@ -177,6 +206,9 @@ class Observer:
             trace.flush(trace)
             deferred_steps.finish(trace)
             self._before = random_state.get_state(trace.device.index)
+            self._former = [
+                Gradient(p, None, p.grad, self._layout(p.grad)) for p in self._parameters
+            ]
         closures = step_closures.waiting(trace.device)
         with ExitStack() as stack:
             stack.enter_context(eager_mode.mode(False))
@@ -200,13 +232,22 @@ class Observer:
     def _note(self, s: Storage) -> None:
         self._made[id(s)] = s.buffer, source_location.recording_line(), weakref.ref(s)
 
-    def end(
-        self, result: Operand, parameters: Sequence[Operand], former: Sequence[object]
-    ) -> Observation:
-        """Run the step, and return its record. ``former`` are the parameters' gradients before the call."""
+    def _layout(self, grad: Operand) -> object:
+        backend = self.trace.backend
+        if type(backend) is DeviceBackend or not isinstance(grad, XLATensor):
+            return None
+        return backend.argument_layouts([grad._s])
+
+    def _gradients(self) -> list[Gradient]:
+        """The gradients from before the call, and the present ones of the same parameters."""
+        return [dataclasses.replace(one, grad=one.parameter.grad) for one in self._former]
+
+    def end(self, result: Operand) -> Observation:
+        """Run the step, and return its record."""
         trace = self.trace
         leaves, spec = pytree.tree_flatten(result)
-        self._collect_garbage(leaves, parameters)
+        gradients = [g for g in self._gradients() if g.grad is not None or g.was is not None]
+        self._collect_garbage((*leaves, *(t for g in gradients for t in (g.grad, g.was))))
         with trace.lock:
             self._check_devices()
             alive, passed, _ = run_step.wanted(trace)
@@ -224,8 +265,6 @@ class Observer:
         if not alive:
             raise refuse(errors.MSG_NO_PROGRAM, name=self.name, device=trace.device)
         self._check_host_writes(inputs)
-        pairs = zip(parameters, former, strict=True)
-        gradients = [Gradient(p, p.grad, was) for p, was in pairs if p.grad is not was]
         state = random_state.get_state(trace.device.index)
         drawn = _drawn_in(last.path(), ints, self._before, state)
         return Observation(
@@ -233,13 +272,13 @@ class Observer:
             drawn, self._optimizers.windows, self._optimizers.events, self._flagged,
         )  # fmt: skip
 
-    def _collect_garbage(self, leaves: Sequence[Operand], parameters: Sequence[Operand]) -> None:
-        """Delete tensors that only reference cycles keep alive: they would count as results.
+    def _collect_garbage(self, wanted: Sequence[Operand]) -> None:
+        """Delete tensors that only reference cycles keep alive, not ``wanted`` ones: they would count as results.
 
         Most are young. A collection of all objects takes 0.2 s, as torch and jax make a million.
         """
         gc.collect(_YOUNG)
-        if self._keeps_more_than((*leaves, *(p.grad for p in parameters))):
+        if self._keeps_more_than(wanted):
             gc.collect()
 
     def _keeps_more_than(self, tensors: Iterable[Operand]) -> bool:

@@ -16,16 +16,20 @@ import torch
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards
-from xla_core.capture.matching import NewGradient
+from xla_core.capture.matching import Wiring, numbers_of
+from xla_core.capture.observation import CLEARED, Observation
 from xla_core.recording.storage import HeldBuffer, Loan, Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Replacements, XLATensor
+from xla_core.support.indivisible import storing_each
 from xla_core.torch_bridge.operands import Operand
 from xla_core.torch_bridge.torch_private import without_torch_function
 
 _BUFFER: Final = operator.attrgetter("buffer")
 _GRAD: Final = operator.attrgetter("grad")
 _STORAGE: Final = operator.attrgetter("_s")
+_KIND: Final = operator.attrgetter("_v", "_s.trace", "_s.meta")
+_NONES: Final = itertools.repeat(None)
 
 
 class Constant:
@@ -61,9 +65,6 @@ _OF_GRADIENT: Final = ALONE + 2
 PICKED: Final = _OWNED + 1
 """The reference count of a buffer that is in a storage, in a list and among what was picked from it."""
 
-# The number of lists of a replay that contain the storage of an input.
-_LISTS_OF_INPUTS: Final = 3
-
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Operand]], Sequence[Operand]]:
     """A function, in C, that gives the items of a sequence at these places."""
@@ -76,63 +77,100 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Operand]], Sequence[Oper
 class Gradients:
     """The gradients that a step fills (``tensors`` of the parameters ``owners``), and those that it must find.
 
-    ``looked_at`` are the ids of parameters whose gradients the step looks at, and of storages of such gradients.
+    ``entering`` are parameters whose gradients the step takes as it finds them, ``cleared`` those that it leaves
+    without one. ``looked_at`` are the ids of parameters whose gradients the step looks at otherwise, and of
+    storages of such gradients.
     """
 
-    def __init__(
-        self, name: str, filled: Sequence[NewGradient], guards: Guards, looked_at: Set[int]
-    ) -> None:
+    def __init__(self, name: str, wiring: Wiring, guards: Guards, looked_at: Set[int]) -> None:
         self._name = name
-        self.owners = [one.parameter for one in filled]
-        self.tensors = [one.grad for one in filled]
+        self.owners = [one.parameter for one in wiring.gradients]
+        self.tensors = [one.grad for one in wiring.gradients]
         # the tensors and then their storages; filled when it is needed
         self._held: list[Operand] = []
-        self._unshared = [_HELD_GRADIENT] * len(filled) + [_OF_GRADIENT] * len(filled)
-        self._must_be_none = [one.parameter for one in filled if one.none]
-        self._read = {i: one.slot for i, one in enumerate(filled) if one.slot is not None}
+        count = len(self.owners)
+        self._unshared = [_HELD_GRADIENT] * count + [_OF_GRADIENT] * count
+        self.entering = [one.parameter for one in wiring.entering]
+        self._kinds = [(one.was._v, one.was._s.trace, one.was._s.meta) for one in wiring.entering]
+        self._layouts = tuple(one.layout for one in wiring.entering)
+        self.cleared = list(wiring.cleared)
         self._replacements = Replacements.count
-        own = set(map(id, self.owners))
-        self._others = [
-            p
-            for p in guards.parameters()
-            if id(p) not in own
-            and (guards.names_gradients or id(p) in looked_at or id(_storage(p.grad)) in looked_at)
-        ]
+        self._bind_others(wiring, guards, looked_at)
+
+    def _bind_others(self, wiring: Wiring, guards: Guards, looked_at: Set[int]) -> None:
+        """Note which parameters must have a gradient, which must have none, and which the one of now."""
+        self._absent = [one.parameter for one in wiring.gradients if one.none]
+        self._present = list(self.entering)
+        self._others: list[Operand] = []
+        known = set(map(id, (*self.owners, *self.entering)))
+        is_cleared = set(map(id, self.cleared))
+        for p in guards.parameters():
+            if id(p) in known:
+                continue
+            is_read = guards.names_gradients or id(p) in looked_at
+            if id(_storage(p.grad)) in looked_at:
+                self._others.append(p)
+            elif id(p) not in wiring.present:
+                if is_read or guards.clears_gradients:
+                    self._absent.append(p)
+            elif guards.names_gradients or (is_read and id(p) not in is_cleared):
+                self._present.append(p)
         self._of_others = list(map(_GRAD, self._others))
         self._storages_of_others = list(map(_storage, self._of_others))
         self._seen = Replacements.count
 
-    @property
-    def are_read(self) -> bool:
-        """Whether the step adds to a gradient."""
-        return bool(self._read)
-
-    def check(self, inputs: Sequence[Storage | Constant]) -> None:
-        """Raise CaptureError if a gradient is not the one that the step expects; ``inputs`` are its program's."""
-        if self._others:
-            with without_torch_function():
-                changed = any(map(operator.is_not, map(_GRAD, self._others), self._of_others))
-            if changed or Replacements.count != self._seen:
-                self._check_others()
-        for p in self._must_be_none:
-            if p.grad is not None:
-                what = f"a parameter of {tuple(p.shape)}"
-                raise refuse(errors.MSG_GRADIENT, name=self._name, what=what)
-        for i, slot in self._read.items():
-            grad = self.owners[i].grad
-            if grad is not self.tensors[i] or grad._s is not inputs[slot]:
-                raise self._replaced(self.owners[i])
+    def check(self) -> None:
+        """Raise CaptureError if a gradient is not one that the step expects."""
+        if not (self._absent or self._present or self._others):
+            return
+        # torch would look for a __torch_function__ of their class in every access: half of its time
+        with without_torch_function():
+            differ = any(map(operator.is_not, map(_GRAD, self._absent), _NONES)) or any(
+                map(operator.is_, map(_GRAD, self._present), _NONES)
+            )
+            replaced = any(map(operator.is_not, map(_GRAD, self._others), self._of_others))
+        if differ:
+            raise errors.OtherGradientsError(self._name, [*self._absent, *self._present])
+        if self._others and (replaced or Replacements.count != self._seen):
+            self._check_others()
 
     def _check_others(self) -> None:
         expected = zip(self._others, self._of_others, self._storages_of_others, strict=True)
         for p, grad, storage in expected:
             if p.grad is not grad or _storage(grad) is not storage:
-                raise self._replaced(p)
+                what = f"the gradient of a parameter of {tuple(p.shape)}"
+                raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
         self._seen = Replacements.count
 
-    def _replaced(self, p: torch.Tensor) -> errors.CaptureError:
-        what = f"the gradient of a parameter of {tuple(p.shape)}"
-        return refuse(errors.MSG_REPLACED, name=self._name, what=what)
+    def entered(self, trace: Trace) -> list[XLATensor]:
+        """The present gradients of ``entering``. Raises CaptureError for one of another kind than was recorded."""
+        with without_torch_function():
+            grads = list(map(_GRAD, self.entering))
+        if set(map(type, grads)) != {XLATensor} or list(map(_KIND, grads)) != self._kinds:
+            self._refuse_kind(grads)
+        if any(self._layouts):
+            layouts = (trace.backend.argument_layouts([g._s]) for g in grads)
+            if tuple(layouts) != self._layouts:
+                self._refuse_kind(grads)
+        return grads
+
+    def _refuse_kind(self, grads: Sequence[Operand]) -> None:
+        """Raise the error for the first gradient of another kind, else for the first in another layout."""
+        rows = list(zip(self.entering, grads, self._kinds, strict=True))
+        others = (row for row in rows if type(row[1]) is not XLATensor or _KIND(row[1]) != row[2])
+        p, _, (_, _, meta) = next(others, rows[0])
+        shape = tuple(p.shape)
+        raise refuse(errors.MSG_GRADIENT_KIND, name=self._name, shape=shape, expected=meta)
+
+    def are_left_as(self, seen: Observation) -> bool:
+        """Whether a call left the same parameters without a gradient as the step does."""
+        known = set(map(id, self.cleared))
+        left = {id(g.parameter) for g in seen.gradients if g.change == CLEARED}
+        return left <= known and all(p.grad is None for p in self.cleared)
+
+    def clearing(self) -> Iterator[None]:
+        """For ``indivisible.do``: leave ``cleared`` without gradients."""
+        return storing_each("grad", self.cleared, _NONES)
 
     def use(self, tensors: Sequence[Operand]) -> None:
         """Use other tensors, which the parameters have as their gradients."""
@@ -144,9 +182,8 @@ class Gradients:
 
         Their storages are the last of ``targets``.
         """
-        if self._read or Replacements.count != self._replacements:
+        if Replacements.count != self._replacements:
             return False
-        # torch would look for a __torch_function__ of their class in every access: half of its time
         with without_torch_function():
             if any(map(operator.is_not, map(_GRAD, self.owners), self.tensors)):
                 return False
@@ -156,10 +193,10 @@ class Gradients:
 
     def renewed(
         self, trace: Trace, targets: Sequence[Storage], first: int
-    ) -> Iterator[tuple[int, int | None, Storage]]:
-        """Use new tensors in place of those with other references, or with another storage (``grad.data = ...``).
+    ) -> Iterator[tuple[int, Storage]]:
+        """Use new tensors for gradients that others refer to, or that parameters no longer have in this storage.
 
-        Gives their numbers, input slots and new storages; the gradients' are the ``targets`` from ``first`` on.
+        Gives their numbers and new storages; the gradients' are the ``targets`` from ``first`` on.
         """
         tensors = self.tensors
         self._replacements = Replacements.count
@@ -167,19 +204,17 @@ class Gradients:
         attached = list(map(operator.is_, map(_GRAD, self.owners), tensors))
         counts = list(map(getrefcount, tensors))
         of_storages = list(map(getrefcount, map(_STORAGE, tensors)))
-        for i, slot in enumerate(map(self._read.get, range(len(tensors)))):
+        for i, is_attached in enumerate(attached):
             target = targets[first + i]
-            own = _OWNED if slot is None else _OWNED + _LISTS_OF_INPUTS
-            alone = counts[i] <= (_GRADIENT if attached[i] else ALONE) and of_storages[i] <= own
-            if not alone or tensors[i]._s is not target:
+            alone = counts[i] <= _GRADIENT and of_storages[i] <= _OWNED
+            if not (is_attached and alone) or tensors[i]._s is not target:
+                # memory of a gradient that the program need not wait for is free before the launch
                 tensors[i] = fresh = trace.from_buffer(None, target.meta)
-                yield i, slot, fresh._s
+                yield i, fresh._s
 
-    def attach(self) -> None:
-        """Set the parameters' gradients to those of the step."""
-        for p, g in zip(self.owners, self.tensors, strict=True):
-            if p.grad is not g:
-                p.grad = g
+    def attaching(self) -> Iterator[None]:
+        """For ``indivisible.do``: set the parameters' gradients to those of the step."""
+        return storing_each("grad", self.owners, self.tensors)
 
 
 # A loan costs a little more to begin and to recall than one ordinary run, so it comes after so many of these, and
@@ -276,6 +311,22 @@ class Lending:
         self._began, self._lasted = True, 0
         self._trace.note_loan(self._loan)
         return self._loan.beginning(storages, results, [buffer for _, buffer in read])
+
+
+def other_input(
+    sources: Sequence[Operand], seen: Observation, given: Sequence[Storage]
+) -> Storage | None:
+    """The first input of a call that is not from its place in ``sources``; ``given`` are all the call's arguments.
+
+    A source is the number of an argument, a storage or a constant.
+    """
+    numbers = numbers_of(given)
+    for source, one in zip(sources, seen.inputs, strict=True):
+        s = one.storage
+        same = numbers.get(id(s)) == source if isinstance(source, int) else s is source
+        if not (same or (isinstance(source, Constant) and one.uploaded)):
+            return s
+    return None
 
 
 def _storage(tensor: Operand) -> Storage | None:

@@ -9,31 +9,45 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from sys import getrefcount
 from threading import get_ident
 from typing import Final
 
 import numpy as np
-import torch
 from torch.autograd.graph import increment_version
-from torch.utils import _pytree as pytree
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards
-from xla_core.capture.matching import Buffers, Result, Wiring, check_numbers, viewed
+from xla_core.capture.matching import Buffers, Returned, Wiring, all_arguments, check_numbers
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
-from xla_core.capture.references import ALONE, PICKED, Constant, Gradients, Lending, picker
+from xla_core.capture.references import (
+    ALONE,
+    PICKED,
+    Constant,
+    Gradients,
+    Lending,
+    other_input,
+    picker,
+)
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
-from xla_core.recording.storage import HeldBuffer, Storage, View, binding, leaving, poison
+from xla_core.recording.storage import (
+    HeldBuffer,
+    Storage,
+    binding,
+    leaving,
+    poison,
+    replacing,
+)
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor, tensor_on
+from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
 from xla_core.torch_bridge.operands import Operand, Tree
 
@@ -86,7 +100,9 @@ class Replay:
         self._bind_results(wiring)
         # the step reads the gradients of parameters that optimizers change, and those that it adds to
         looked_at = self._numbers.parameters | set(map(id, self._states))
-        self._gradients = Gradients(name, wiring.gradients, guards, looked_at)
+        self._gradients = Gradients(name, wiring, guards, looked_at)
+        self._writes_arguments = bool(self._written_arguments or wiring.cleared)
+        self.present = wiring.present
         touched = {id(s) for s in itertools.chain(self._states, self._targets)}
         guards.watch_optimizers(self._numbers.optimizers, touched)
         guards.leave_flags(former.flagged.keys() | latter.flagged.keys())
@@ -103,7 +119,7 @@ class Replay:
     def _bind_inputs(self, wiring: Wiring) -> None:
         self._inputs: list[Storage | Constant] = []
         self._arguments: list[tuple[int, int]] = []
-        self._states: MutableSequence[Storage] = []
+        self._states: list[Storage] = []
         for slot, one in enumerate(wiring.inputs):
             if isinstance(one, int):
                 self._arguments.append((slot, one))
@@ -147,15 +163,15 @@ class Replay:
         staged = isinstance(self.program.executable, StagedExecutable)
         # a result that a tensor keeps; when it is computed, all results of the program are
         self._watched = None if staged or not wiring.written or not positions else positions[0]
-        self._fresh = wiring.fresh
-        self._results: list[Result] = wiring.results
-        self._spec = wiring.spec
-        self._single = wiring.spec.is_leaf() and wiring.results[0].fresh == 0
+        self._returned = Returned(self._trace, wiring, index)
         changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
         known = {id(t): t for t in self._guards.versioned() if id(t._s) in changed}
         self._versioned = list(known.values())
+        numbers = [(n, v.vid) for n, v in self._written_arguments]
+        self._new_values = [(number, index[vid]) for number, vid in numbers if vid is not None]
+        self._pick_written = picker([position for _, position in self._new_values])
         needed = [value.slot for _, value in self._written_arguments]
-        needed += [one.value.slot for one in self._fresh]
+        needed += [one.value.slot for one in wiring.fresh]
         self._kept_slots = tuple({slot for slot in needed if slot is not None})
 
     def _bind_donated(self) -> None:
@@ -177,11 +193,11 @@ class Replay:
         """Whether the values that the step writes go nowhere else, and the memory that it reuses was theirs."""
         index = self.program.output_index
         given = [value.vid for _, value in self._written_arguments]
-        given += [one.value.vid for one in self._fresh]
+        given += [one.value.vid for one in self._returned.fresh]
         shown = {index[vid] for vid in given if vid is not None}
         written = set(map(id, self._targets))
         return (
-            not (self._kept_slots or self._passed or self._gradients.are_read)
+            not (self._kept_slots or self._passed or self._gradients.entering)
             and len(set(self._positions)) == len(self._positions)
             and shown.isdisjoint(self._positions)
             and all(id(self._inputs[slot]) in written for slot in self.donated)
@@ -195,9 +211,8 @@ class Replay:
         guarded = set(map(id, self._guards.storages()))
         self._counted = [s for s in self._states if id(s) not in guarded]
         lists = self._states, self._inputs, self._sources, self._targets, self._counted
-        held: dict[int, int] = {}
-        for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
-            held[id(s)] = held.get(id(s), 0) + 1
+        of_results = (r.storage for r in self._returned.results)
+        held = Counter(map(id, itertools.chain(*lists, *self._passed, of_results)))
         self._own_references = [held[id(s)] + ALONE - 1 for s in self._counted]
         self._last_references: list[int] = []
 
@@ -219,8 +234,7 @@ class Replay:
         with trace.lock:
             trace.flush(trace)
             deferred_steps.finish(trace)
-            self._check(arguments)
-            buffers = self._collect(arguments)
+            buffers = self._collect(self._check(arguments))
             for slot in self.donated:
                 buffers[slot] = trace.backend.copy(self._computed(buffers, slot))
             return buffers
@@ -233,10 +247,11 @@ class Replay:
         same = seen.program is self.program if seen.last is self.last else self._is_remade(seen)
         if not same:
             self._differs("it is another program")
-        for kept, one in zip(self._sources, seen.inputs, strict=True):
-            same = one.argument == kept if isinstance(kept, int) else one.storage is kept
-            if not (same or (isinstance(kept, Constant) and one.uploaded)):
-                self._differs(f"it takes another tensor of {one.storage.meta}")
+        given = all_arguments(seen, self._gradients.entering)
+        if (other := other_input(self._sources, seen, given)) is not None:
+            self._differs(f"it takes another tensor of {other.meta}")
+        if not self._gradients.are_left_as(seen):
+            self._differs("it leaves other parameters without a gradient")
         self._numbers.compare(seen)
         trace = self.trace
         put = trace.backend.put_numbers
@@ -247,7 +262,8 @@ class Replay:
         gradients = [p.grad for p in self._gradients.owners]
         targets = self._targets[: len(self._targets) - len(gradients)]
         targets += [g._s for g in gradients]
-        for s, position in zip(targets, self._positions, strict=True):
+        written = [(given[number], position) for number, position in self._new_values]
+        for s, position in (*zip(targets, self._positions, strict=True), *written):
             first, second = (trace.backend.get(b) for b in (s.buffer, results[position]))
             if first.tobytes() != second.tobytes():
                 text = errors.MSG_CHECK_VALUE.format(number=position, meta=s.meta)
@@ -277,7 +293,7 @@ class Replay:
             if trace.cur.depth:
                 trace.flush(trace)
             deferred_steps.finish(trace)
-            self._check(arguments)
+            arguments = self._check(arguments)
             program = self.program
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
             attached = self._gradients.are_unshared(self._targets)
@@ -301,8 +317,10 @@ class Replay:
             try:
                 self._append_numbers(buffers)
                 work = itertools.chain(self._storing(buffers, results, undisturbed, lent), adopted)
-                if trace.parked:
-                    work = itertools.chain(work, self._leaving())
+                if not attached:
+                    work = itertools.chain(work, self._gradients.attaching())
+                if self._writes_arguments or trace.parked:
+                    work = itertools.chain(work, self._writing(arguments, results, kept))
                 run_step.launch(
                     trace, program, buffers, results, work, not safe, self._blank, self._watched
                 )
@@ -310,14 +328,12 @@ class Replay:
                 if not results:  # it has not been launched
                     self._numbers.restore(counts)
                 if isinstance(error, Exception):
-                    self._lose(error)
+                    self._lose(error, arguments)
                 raise
-            self._end(arguments, results, kept)
-            if not attached:
-                self._gradients.attach()
+            self._end(arguments)
             self._guards.set_flags()
             counters.increment(REPLAYED)
-            return self._give(arguments, results, kept)
+            return self._returned.give(arguments, results, kept)
 
     def _append_numbers(self, buffers: list[HeldBuffer]) -> None:
         """Add the step's numbers to the program's inputs; advances schedules, counts and random state."""
@@ -342,21 +358,24 @@ class Replay:
                 return work
         return binding(self._targets, itertools.chain.from_iterable(values))
 
-    def _check(self, arguments: Sequence[XLATensor]) -> None:
-        """Raise CaptureError if something has changed since the recording."""
+    def _check(self, arguments: Sequence[XLATensor]) -> Sequence[XLATensor]:
+        """Raise CaptureError if something has changed since the recording; gives all arguments, gradients too."""
         self._guards.check()
         references = list(map(getrefcount, self._counted))
         if references != self._last_references:
             if any(map(operator.le, references, self._own_references)):
                 self._tell_dropped()
             self._last_references = references
-        self._gradients.check(self._inputs)
+        self._gradients.check()
+        if self._gradients.entering:
+            arguments = [*arguments, *self._gradients.entered(self._trace)]
         self._numbers.check()
         storages = [t._s for t in arguments]
         if len(set(map(id, storages))) != len(storages) or not self._state_ids.isdisjoint(
             map(id, storages)
         ):
             raise refuse(errors.MSG_ALIASES, name=self._name)
+        return arguments
 
     def _tell_dropped(self) -> None:
         dropped = map(operator.le, map(getrefcount, self._counted), self._own_references)
@@ -431,69 +450,37 @@ class Replay:
             ints[self._seed_positions] = random_state.draw(index, self._places, self._drawn.count)
         return ints
 
-    def _leaving(self) -> Iterator[None]:
-        """The work that keeps former values of tensors for the steps of other threads, which read these."""
-        return leaving([*self._targets, *(s for s, _ in self._passed)])
+    def _writing(
+        self, arguments: Sequence[XLATensor], results: list[Operand], kept: Buffers
+    ) -> Iterator[None]:
+        """The work that gives arguments their new values, clears gradients, and leaves other threads' steps alone.
 
-    def _lose(self, error: Exception) -> None:
+        Such a step has read former values of tensors, and keeps these.
+        """
+        values = itertools.chain.from_iterable(map(self._pick_written, (results,)))
+        work = replacing([arguments[number]._s for number, _ in self._new_values], values)
+        passed = [(n, kept[v.slot]) for n, v in self._written_arguments if v.vid is None]
+        storages = [arguments[number]._s for number, _ in passed]
+        adopted = replacing(storages, [buffer for _, buffer in passed])
+        changed = [*self._targets, *(s for s, _ in self._passed)] if self._trace.parked else []
+        return itertools.chain(work, adopted, self._gradients.clearing(), leaving(changed))
+
+    def _lose(self, error: Exception, arguments: Sequence[XLATensor]) -> None:
         """Mark the tensors without a value whose buffers a failed launch has donated."""
-        for s in self._states:
+        for s in (*self._states, *(t._s for t in arguments)):
             deleted = getattr(s.buffer, "is_deleted", None)
             if deleted is not None and deleted():
                 poison(s, error)
 
-    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> None:  # fmt: skip
-        index = self.program.output_index
-        for number, value in self._written_arguments:
-            s = arguments[number]._s
-            source = results[index[value.vid]] if value.vid is not None else kept[value.slot]
-            s.replace(source)
-            increment_version(arguments[number])
+    def _end(self, arguments: Sequence[XLATensor]) -> None:
+        """Tell autograd which tensors have new values."""
         if self._versioned:
             increment_version(self._versioned)
+        if self._written_arguments:
+            increment_version([arguments[number] for number, _ in self._written_arguments])
 
     def _renew_gradients(self) -> None:
         """Use new tensors for gradients with other references, so that these keep their values."""
         first = len(self._targets) - len(self._gradients.tensors)
-        for number, slot, fresh in self._gradients.renewed(self._trace, self._targets, first):
-            if slot is not None:
-                former = self._inputs[slot]
-                for states in (self._states, self._counted):
-                    states[:] = [fresh if s is former else s for s in states]
-                self._inputs[slot] = self._sources[slot] = fresh
+        for number, fresh in self._gradients.renewed(self._trace, self._targets, first):
             self._targets[first + number] = fresh
-
-    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Buffers) -> Tree:  # fmt: skip
-        """The function's result."""
-        trace, index = self._trace, self.program.output_index
-        storages = []
-        tensors: list[Operand] = []
-        for one in self._fresh:
-            vid = one.value.vid
-            buffer = results[index[vid]] if vid is not None else kept[one.value.slot]
-            tensor = trace.from_buffer(buffer, one.meta)
-            if one.annotation is not None:
-                tensor._s.annotate(one.annotation)
-            tensors.append(tensor)
-            storages.append(tensor._s)
-        if self._single and self._results[0].view is None:
-            return tensors[0]
-        given = []
-        for r in self._results:
-            if r.fresh is not None:
-                given.append(
-                    tensors[r.fresh] if r.view is None else shown(storages[r.fresh], r.view)
-                )
-            elif r.argument is not None:
-                t = arguments[r.argument]
-                given.append(t if r.view is t._v else shown(t._s, r.view))
-            elif r.storage is not None:
-                given.append(shown(r.storage, r.view))
-            else:
-                given.append(r.same)
-        return pytree.tree_unflatten(given, self._spec)
-
-
-def shown(s: Storage, view: View | None) -> torch.Tensor:
-    """A tensor that shows a storage through a chain of views like ``view``."""
-    return tensor_on(s, viewed(view))
