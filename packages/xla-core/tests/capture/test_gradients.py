@@ -314,6 +314,26 @@ def test_a_gradient_that_the_step_also_reaches_otherwise():
         backward(ones(2, 3))
 
 
+def test_a_gradient_that_is_reached_otherwise_and_cleared():
+    net = nn.Linear(3, 2, bias=False).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    held = [ones(2, 3)]
+
+    @capture
+    def update():
+        optimizer.step()
+        optimizer.zero_grad()
+        return held[0] * 2
+
+    for _ in range(5):
+        net.weight.grad = held[0]
+        update()
+    assert net.weight.grad is None
+    net.weight.grad = ones(2, 3)
+    with pytest.raises(CaptureError, match="the gradient of a parameter"):
+        update()
+
+
 def test_gradients_that_one_call_clears_and_the_next_keeps():
     net = nn.Linear(3, 2).to(DEVICE)
     flags = iter([True, True, False, True, False])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 from xla_core.contract.hookspecs import hookimpl
 from xla_core.contract.step_sharding import ShardingChoice, StepToSplit
-from xla_plan.planning import automatic
 
 
 @hookimpl
 def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice:
     """The best of the meshes and splits that are tried."""
-    return automatic.choose(step)
+    # imported where it is needed: every process with an xla device imports this module
+    choice: ShardingChoice = importlib.import_module("xla_plan.planning.automatic").choose(step)
+    return choice

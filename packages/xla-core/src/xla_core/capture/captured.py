@@ -47,7 +47,7 @@ class _Progress:
     @property
     def present(self) -> Set[int]:
         """The ids of parameters that had a gradient before the last call."""
-        return set() if self.observed is None else self.observed.present()
+        return set() if self.observed is None else self.observed.present().keys()
 
 
 class Captured:

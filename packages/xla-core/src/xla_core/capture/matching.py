@@ -71,7 +71,7 @@ class Wiring:
     constant (in a tuple). ``written`` are storages and numbers of arguments with their new values, ``gradients``
     new gradients, ``fresh`` new storages. ``results`` and ``spec`` make up the function's result. ``entering`` are
     the gradients that are further arguments, as the step takes those that it finds. ``cleared`` are the
-    parameters that it leaves without a gradient, and ``present`` the ids of those that had one before.
+    parameters that it leaves without a gradient, and ``present`` the gradients from before it, by parameters' ids.
     """
 
     inputs: list[Storage | int | tuple[Operand]]
@@ -82,7 +82,7 @@ class Wiring:
     spec: TorchObject
     entering: Sequence[Gradient] = ()
     cleared: Sequence[Operand] = ()
-    present: Set[int] = frozenset()
+    present: Mapping[int, Operand] = dataclasses.field(default_factory=dict)
 
 
 def wiring(
@@ -188,7 +188,7 @@ def static_wiring(observed: Observation) -> Wiring:
 
 def gradients_in_one(former: Observation, latter: Observation) -> list[Operand]:
     """The parameters that had a gradient before one of two calls only."""
-    difference = former.present() ^ latter.present()
+    difference = former.present().keys() ^ latter.present().keys()
     by_id = {id(g.parameter): g.parameter for g in (*former.gradients, *latter.gradients)}
     return [p for key, p in by_id.items() if key in difference]
 

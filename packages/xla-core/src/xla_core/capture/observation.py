@@ -137,9 +137,9 @@ class Observation:
     events: list[tuple[str, ForeignObject]]
     flagged: Mapping[int, bool]
 
-    def present(self) -> set[int]:
-        """The ids of parameters that had a gradient before the call."""
-        return {id(g.parameter) for g in self.gradients if g.was is not None}
+    def present(self) -> dict[int, Operand]:
+        """The gradients from before the call, by ids of the parameters that had one."""
+        return {id(g.parameter): g.was for g in self.gradients if g.was is not None}
 
 
 @contextmanager

@@ -102,20 +102,25 @@ class Gradients:
         self._absent = [one.parameter for one in wiring.gradients if one.none]
         self._present = list(self.entering)
         self._others: list[Operand] = []
-        known = set(map(id, (*self.owners, *self.entering)))
-        is_cleared = set(map(id, self.cleared))
+        self._of_others: list[Operand] = []
+        filled, entering, cleared = (
+            set(map(id, some)) for some in (self.owners, self.entering, self.cleared)
+        )
         for p in guards.parameters():
-            if id(p) in known:
-                continue
+            was = wiring.present.get(id(p))
             is_read = guards.names_gradients or id(p) in looked_at
-            if id(_storage(p.grad)) in looked_at:
+            if id(p) in entering:
+                continue
+            if id(_storage(was)) in looked_at:
                 self._others.append(p)
-            elif id(p) not in wiring.present:
+                self._of_others.append(was)
+            elif id(p) in filled:
+                continue
+            elif was is None:
                 if is_read or guards.clears_gradients:
                     self._absent.append(p)
-            elif guards.names_gradients or (is_read and id(p) not in is_cleared):
+            elif guards.names_gradients or (is_read and id(p) not in cleared):
                 self._present.append(p)
-        self._of_others = list(map(_GRAD, self._others))
         self._storages_of_others = list(map(_storage, self._of_others))
         self._seen = Replacements.count
 

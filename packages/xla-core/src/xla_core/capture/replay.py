@@ -102,7 +102,7 @@ class Replay:
         looked_at = self._numbers.parameters | set(map(id, self._states))
         self._gradients = Gradients(name, wiring, guards, looked_at)
         self._writes_arguments = bool(self._written_arguments or wiring.cleared)
-        self.present = wiring.present
+        self.present = wiring.present.keys()
         touched = {id(s) for s in itertools.chain(self._states, self._targets)}
         guards.watch_optimizers(self._numbers.optimizers, touched)
         guards.leave_flags(former.flagged.keys() | latter.flagged.keys())
