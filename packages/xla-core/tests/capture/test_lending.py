@@ -287,33 +287,61 @@ def test_a_launch_that_fails_costs_what_it_took(lent, monkeypatch):
     lent.check()
 
 
-def test_counts_of_steps_go_on_with_the_parameters_after_an_interrupt():
-    weight = torch.nn.Parameter(zeros(3))
-    optimizer = torch.optim.Adam([weight], lr=0.5)
-    steps = zeros(1)
+def one_schedule(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+
+
+def one_after_the_other(optimizer):
+    schedules = [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 8), one_schedule(optimizer)]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, schedules, [8])
+
+
+@pytest.mark.parametrize("make_schedule", [one_schedule, one_after_the_other])
+def test_what_runs_on_the_host_goes_on_with_the_step_after_an_interrupt(make_schedule):
+    """Counts of steps, the schedule and random numbers: a step that was not launched has advanced none."""
+
+    def scheduled():
+        parameter = torch.nn.Parameter(zeros(3))
+        optimizer = torch.optim.Adam([parameter], lr=0.5)
+        return parameter, optimizer, make_schedule(optimizer)
+
+    weight, optimizer, schedule = scheduled()
+    steps, noise = zeros(1), zeros(2)
 
     @capture
     def train(x):
         optimizer.zero_grad()
         (weight * x).sum().backward()
         optimizer.step()
+        schedule.step()
+        noise.copy_(torch.rand(2, device="xla"))
         steps.add_(1)
 
     x = ones(3)
+    torch_xla.manual_seed(3)
     for _ in range(UNTIL_LENT + LASTING):
         train(x)
-    passed = list(passed_by(lambda: train(x)).places())
-    fired = 0
-    for place in passed[::4]:
+    places = list(passed_by(lambda: train(x)).places())
+    fired, found = 0, {}
+    for place in places[:: len(places) // 90]:
         try:
             with Interrupt(*place, lines=False):
                 train(x)
         except Interrupted:
             fired += 1
-        assert optimizer.state[weight]["step"].item() == steps.item()
+        rate = float(optimizer.param_groups[0]["lr"])
+        found[int(steps.item())] = optimizer.state[weight]["step"].item(), rate, noise.tolist()
         train(x)
         train(x)
     assert fired > 20
+    _, other, same_schedule = scheduled()
+    torch_xla.manual_seed(3)
+    for done in range(1, max(found) + 1):
+        other.step()
+        same_schedule.step()
+        drawn = torch.rand(2, device="xla").tolist()
+        if done in found:
+            assert found[done] == (done, float(other.param_groups[0]["lr"]), drawn)
 
 
 @pytest.mark.parametrize("what", ["run", "look"])

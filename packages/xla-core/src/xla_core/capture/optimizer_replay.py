@@ -184,6 +184,27 @@ def _read_sources(expressions: dict[int, object]) -> set[Source]:
     return sources
 
 
+class _Schedule:
+    """What a scheduler that a recorded step steps holds, with schedulers inside it, and its optimizer's groups."""
+
+    def __init__(self, scheduler: ForeignObject) -> None:
+        schedulers = [scheduler]
+        for one in schedulers:
+            schedulers += getattr(one, "_schedulers", ())
+        self._tables: list[_Group] = [one.__dict__ for one in schedulers]
+        # numbers, and lists that each step makes anew: a schedule of a rate that is a tensor is refused
+        self._tables += scheduler.optimizer.param_groups
+
+    def present(self) -> list[_Group]:
+        """All of it as it is now, for ``restore``."""
+        return [table.copy() for table in self._tables]
+
+    def restore(self, contents: list[_Group]) -> None:
+        """Make it what it was."""
+        for table, content in zip(self._tables, contents, strict=True):
+            table.update(content)
+
+
 class Numbers:
     """The lifted floats of a recorded step; ``known`` are the positions of those that may change.
 
@@ -198,6 +219,7 @@ class Numbers:
         self._work: list[Callable[[], None]] = []
         self._checks: list[_Hyperparameters] = []
         self._counts: list[tuple[_Counts, str]] = []
+        self._advanced: list[_Counts | _Schedule] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._expressions: list[dict[int, Expression]] = []
         self._recorded = dataclasses.replace(
@@ -228,6 +250,7 @@ class Numbers:
         if has_argument:
             raise refuse(errors.MSG_SCHEDULE, name=self._name, scheduler=type(scheduler).__name__)
         self._work.append(scheduler.step)
+        self._advanced.append(_Schedule(scheduler))
 
     def _add_window(
         self, before: Window, window: Window, former: Observation, latter: Observation
@@ -244,6 +267,7 @@ class Numbers:
         if window.counters:
             counts = _Counts(optimizer, window.counters)
             self._counts.append((counts, kind))
+            self._advanced.append(counts)
             self._work.append(counts.count)
         self._expressions.append({} if explanation is None else explanation.expressions)
         if explanation is None:
@@ -289,14 +313,14 @@ class Numbers:
             if not counts.agree():
                 raise refuse(errors.MSG_COUNTS, name=self._name, optimizer=kind)
 
-    def counts(self) -> list[list[bytes]]:
-        """The optimizers' counts of steps as they are now, for ``restore``."""
-        return [counts.present() for counts, _ in self._counts]
+    def present(self) -> list[ForeignObject]:
+        """The optimizers' counts of steps, and the schedules, as they are now, for ``restore``."""
+        return [one.present() for one in self._advanced]
 
-    def restore(self, contents: list[list[bytes]]) -> None:
-        """Set the counts to what they were before a step that has not been launched."""
-        for (counts, _), content in zip(self._counts, contents, strict=True):
-            counts.restore(content)
+    def restore(self, contents: list[ForeignObject]) -> None:
+        """Set counts and schedules to what they were before a step that has not been launched."""
+        for one, content in zip(self._advanced, contents, strict=True):
+            one.restore(content)
 
     @property
     def last(self) -> np.ndarray:

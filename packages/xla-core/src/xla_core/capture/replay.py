@@ -35,6 +35,7 @@ from xla_core.capture.references import (
 )
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
+from xla_core.contract.foreign_values import ForeignObject
 from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
@@ -313,7 +314,7 @@ class Replay:
                     self._renew_gradients()
                 self._protect(buffers, safe)
             results: list[Operand] = []
-            counts = self._numbers.counts()
+            before = self._present_numbers()
             try:
                 self._append_numbers(buffers)
                 work = itertools.chain(self._storing(buffers, results, undisturbed, lent), adopted)
@@ -326,7 +327,7 @@ class Replay:
                 )
             except BaseException as error:
                 if not results:  # it has not been launched
-                    self._numbers.restore(counts)
+                    self._take_back(before)
                 if isinstance(error, Exception):
                     self._lose(error, arguments)
                 raise
@@ -334,6 +335,18 @@ class Replay:
             self._guards.set_flags()
             counters.increment(REPLAYED)
             return self._returned.give(arguments, results, kept)
+
+    def _present_numbers(self) -> tuple[ForeignObject, int]:
+        """What ``_append_numbers`` advances, as it is now."""
+        seeds = random_state.get_state(self._trace.device.index) if self._drawn.count else 0
+        return self._numbers.present(), seeds
+
+    def _take_back(self, before: tuple[ForeignObject, int]) -> None:
+        """Make what ``_append_numbers`` has advanced what it was."""
+        numbers, seeds = before
+        self._numbers.restore(numbers)
+        if self._drawn.count:
+            random_state.set_state(seeds, self._trace.device.index)
 
     def _append_numbers(self, buffers: list[HeldBuffer]) -> None:
         """Add the step's numbers to the program's inputs; advances schedules, counts and random state."""
