@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.executed_code import ExecutedCode, noticing_prints, stream_capturing
-from xla_core.capture.guards import Guards, Snapshot
+from xla_core.capture.guards import TRAINING, Guards, Snapshot
 from xla_core.capture.matching import gradients_in_one, wiring
 from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.reachable import Reachable
@@ -77,6 +77,7 @@ class Captured:
         self._executed: dict[tuple[Operand, ...], ExecutedCode] = {}
         self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
         self._flagged: list[Operand] = []
+        self._switched: list[torch.nn.Module] = []
         self._graded: list[Operand] = []
         self._replays = 0
 
@@ -101,6 +102,7 @@ class Captured:
         self._known.clear()
         self._executed.clear()
         self._flagged.clear()
+        self._switched.clear()
         self._graded.clear()
         for one in self._bound.values():
             one.reset()
@@ -117,10 +119,11 @@ class Captured:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             key = tuple(map(_kind_of_leaf, leaves))
         trace = _trace_of(leaves)
-        # the step that sets requires_grad itself may look at it before
+        # the step that sets requires_grad or a mode itself may look at it before
         flags = tuple(t.requires_grad for t in self._flagged) if self._flagged else ()
         graded = self._have_gradients() if self._graded else ()
-        key = (key, spec, _mode(), _layouts(leaves, trace), flags, graded)
+        modes = tuple(map(TRAINING, self._switched))
+        key = (key, spec, _mode(), _layouts(leaves, trace), flags, modes, graded)
         known = self._known.get(key)
         try:
             if type(known) is Replay and not self._is_check_due():
@@ -216,14 +219,18 @@ class Captured:
     def _noted(
         self, key: tuple[Operand, ...], observed: Observation, reachable: Reachable
     ) -> tuple[Operand, ...]:
-        """The call's key, with those tensors that it is the first to have set ``requires_grad`` of."""
+        """The call's key, with what it is the first to have set: ``requires_grad`` of tensors, modes of modules."""
         fresh = observed.flagged.keys() - set(map(id, self._flagged))
         tensors = [t for t in reachable.tensors() if id(t) in fresh] if fresh else []
-        if not tensors:
+        known = set(map(id, self._switched))
+        switched = [(module, was) for module, was, _ in observed.modes if id(module) not in known]
+        if not (tensors or switched):
             return key
         self._flagged += tensors
-        *others, flags, graded = key
-        longer = (*others, (*flags, *(observed.flagged[id(t)] for t in tensors)), graded)
+        self._switched += [module for module, _ in switched]
+        *others, flags, modes, graded = key
+        flags = (*flags, *(observed.flagged[id(t)] for t in tensors))
+        longer = (*others, flags, (*modes, *(was for _, was in switched)), graded)
         self._known[longer] = self._known.pop(key)
         self._executed[longer] = self._executed.pop(key)
         return longer
@@ -266,6 +273,8 @@ def observe(
     given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments, parameters)
     schedulers = list(reachable.schedulers.values())
+    modules = [m for _, m in reachable.modules.values()] if reachable.sets_modes else []
+    modes = list(map(TRAINING, modules))
     with (
         noticing_prints(name) as noticed,
         observer.recording(schedulers),
@@ -275,6 +284,7 @@ def observe(
         result = function()
     result = detached(result)
     observed = observer.end(result)
+    observed.modes = list(zip(modules, modes, map(TRAINING, modules), strict=True))
     noticed.check()
     _check_rates(name, observed, reachable)
     before.check_unchanged(name)

@@ -11,7 +11,7 @@ import operator
 import types
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -40,12 +40,17 @@ from xla_core.torch_bridge.operands import Operand
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
 _VERSION: Final = operator.attrgetter("_version")
+TRAINING: Final = operator.attrgetter("training")
 _REQUIRES_GRAD: Final = operator.attrgetter("requires_grad")
 # Larger arrays and tensors on the host are not compared, as that would take too long.
 _MOST_BYTES: Final = 1 << 16
 _IS_NOT: Final = operator.is_not
 # Names in code that reads the gradients of parameters.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
+
+
+_Mode: TypeAlias = tuple[ForeignObject, bool, bool]
+"""A module, and its ``training`` before and after a call."""
 
 
 class Snapshot:
@@ -249,7 +254,9 @@ class Guards:
     def _bind_slots(self) -> None:
         reachable = self._reachable
         watched = [s for s in reachable.slots if s.value() is not s]
-        watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
+        if not reachable.sets_modes:
+            roots = reachable.roots
+            watched += [Slot(f"{path}.training", vars(m), "training") for path, m in roots]
         cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
         of_classes = [s for s in watched if isinstance(s, Attribute)]
         produced = [s for s in watched if isinstance(s, Made)]
@@ -296,6 +303,8 @@ class Guards:
         self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
         self._flags: list[bool | None] = list(map(_REQUIRES_GRAD, self._seen_by_autograd))
         self._left_flags: list[tuple[XLATensor, bool]] = []
+        self._switched: list[ForeignObject] = []
+        self._modes: list[bool] = []
         self._flags_set = Replacements.flags
         tensors += itertools.chain.from_iterable(
             _OptimizerState(o).values for o in self._optimizers
@@ -327,11 +336,27 @@ class Guards:
         checked = zip(self._seen_by_autograd, self._flags, strict=True)
         self._flags = [None if id(t) in left else flag for t, flag in checked]
 
+    def leave_modes(self, former: Sequence[_Mode], latter: Sequence[_Mode]) -> None:
+        """Let ``set_flags`` leave modules in the modes in which two calls left them.
+
+        Raises CaptureError if these differ. It is for the caller to make sure that they are what they were before
+        the recorded calls.
+        """
+        for (module, _, old), (other, _, new) in zip(former, latter, strict=False):
+            if module is not other or old is not new:
+                what = f"the mode of {type(module).__name__} (training)"
+                raise refuse(errors.MSG_SIDE_EFFECT, name=self._name, what=what, old=old, new=new)
+        self._switched = [module for module, _, _ in latter]
+        self._modes = [mode for _, _, mode in latter]
+
     def set_flags(self) -> None:
-        """Set ``requires_grad`` as the step does."""
+        """Set ``requires_grad`` of tensors, and ``training`` of modules, as the step does."""
         for t, wanted in self._left_flags:
             if t.requires_grad is not wanted:
                 t.requires_grad_(wanted)
+        if self._switched and list(map(TRAINING, self._switched)) != self._modes:
+            for module, mode in zip(self._switched, self._modes, strict=True):
+                module.training = mode
 
     def versioned(self) -> list[XLATensor]:
         """The tensors that autograd may have saved: all reachable ones except optimizers' state."""

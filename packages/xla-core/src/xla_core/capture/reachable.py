@@ -95,6 +95,11 @@ class Reachable:
         """Whether some code names an attribute."""
         return attribute in self._names
 
+    @property
+    def sets_modes(self) -> bool:
+        """Whether some code may switch modules between training and evaluation."""
+        return self.names("train") or self.names("eval")
+
     def parameters(self) -> list[torch.Tensor]:
         """Parameters of modules and optimizers, and other tensors that may have gradients, each once."""
         by_id = {
@@ -331,7 +336,8 @@ class Reachable:
         names = self._names
         for path, module in self.modules.values():
             for key in named(names, vars(module)):
-                self.slots.append(Slot(f"{path}.{key}", vars(module), key))
+                if key != "training" or not self.sets_modes:
+                    self.slots.append(Slot(f"{path}.{key}", vars(module), key))
         for path, value, is_named in self._containers:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             slots = self.slots if is_named else self._unnamed

@@ -107,6 +107,7 @@ class Replay:
         touched = {id(s) for s in itertools.chain(self._states, self._targets)}
         guards.watch_optimizers(self._numbers.optimizers, touched)
         guards.leave_flags(former.flagged.keys() | latter.flagged.keys())
+        guards.leave_modes(former.modes, latter.modes)
         self._bind_donated()
         self._count_own_references()
         self._blank = copy.copy(trace)
