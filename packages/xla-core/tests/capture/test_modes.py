@@ -121,3 +121,25 @@ def test_calls_that_leave_other_modes():
 
     with pytest.raises(CaptureError, match=r"the mode of Net \(training\)"):
         play()
+
+
+def test_a_mode_that_only_the_second_recorded_call_sets():
+    """What a call may switch is known from the calls before it."""
+    net = Net().to(DEVICE)
+    calls = iter(range(20))
+
+    def switch():
+        net.train()
+
+    def step(x):
+        if next(calls) == 2:
+            switch()
+        return net(x).sum()
+
+    step = capture(step)
+    x = torch.ones(6, 4)
+    for _ in range(4):
+        step(x)
+    net.eval()
+    expected = net(x.to(DEVICE)).sum().item()
+    assert step(x).item() == expected

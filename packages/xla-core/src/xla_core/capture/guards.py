@@ -339,15 +339,17 @@ class Guards:
     def leave_modes(self, former: Sequence[_Mode], latter: Sequence[_Mode]) -> None:
         """Let ``set_flags`` leave modules in the modes in which two calls left them.
 
-        Raises CaptureError if these differ. It is for the caller to make sure that they are what they were before
-        the recorded calls.
+        Raises CaptureError if these differ, or if the latter's are not known, as its code showed only while it ran
+        what it may switch. It is for the caller to make sure that modes are what they were before the latter call.
         """
-        for (module, _, old), (other, _, new) in zip(former, latter, strict=False):
-            if module is not other or old is not new:
+        olds, news = ({id(module): mode for module, _, mode in seen} for seen in (former, latter))
+        self._switched = self._modules if self._reachable.sets_modes else []
+        for module in self._switched:
+            old, new = olds.get(id(module)), news.get(id(module))
+            if new is None or (old is not None and old is not new):
                 what = f"the mode of {type(module).__name__} (training)"
                 raise refuse(errors.MSG_SIDE_EFFECT, name=self._name, what=what, old=old, new=new)
-        self._switched = [module for module, _, _ in latter]
-        self._modes = [mode for _, _, mode in latter]
+        self._modes = [news[id(module)] for module in self._switched]
 
     def set_flags(self) -> None:
         """Set ``requires_grad`` of tensors, and ``training`` of modules, as the step does."""
