@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, capture
 from xla_core.contract import events
+from xla_core.execution import run_step
 from xla_core.support import counters
 from xla_core.testing.interrupts import Interrupt, Interrupted, Passed
 
@@ -374,17 +374,24 @@ def test_recordings_for_gradients_count_among_those_allowed():
         play()
 
 
-def test_former_gradients_are_free_once_they_are_cleared():
+def test_former_gradients_are_free_before_new_ones_are_computed(monkeypatch):
     run = Accumulating(2).capture("backward", "update")
     run.train(16)
     x, y = (t.to(DEVICE) for t in batches(1)[0])
     run.backward(x, y)
-    former = weakref.ref(run.net[0].weight.grad)
     run.backward(x, y)
+    storage = weakref.ref(run.net[0].weight.grad._s)
     run.update()
-    run.backward(x, y)
-    gc.collect()
-    assert former() is None
+    former = weakref.ref(storage().buffer)
+    launch, alive = run_step.launch, []
+
+    def launched(*args, **kwargs):
+        alive.append(former() is not None)
+        launch(*args, **kwargs)
+
+    monkeypatch.setattr(run_step, "launch", launched)
+    assert in_replays(run.backward, x, y)[1] == 1
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("what", ["the first", "one more", "take"])

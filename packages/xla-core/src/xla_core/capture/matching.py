@@ -105,9 +105,10 @@ def wiring(
     old_numbers, numbers = (numbers_of(all_arguments(seen, owners)) for seen in (former, latter))
     inputs: list[Operand] = []
     for a, b in zip(former.inputs, latter.inputs, strict=True):
-        number = numbers.get(id(b.storage))
-        is_argument = number is not None and old_numbers.get(id(a.storage)) == number
-        inputs.append(number if is_argument else _input(name, trace, a, b))
+        old, number = old_numbers.get(id(a.storage)), numbers.get(id(b.storage))
+        if old != number:
+            raise refuse(errors.MSG_OTHER_TENSOR, name=name, meta=b.storage.meta)
+        inputs.append(_input(name, trace, a, b) if number is None else number)
     before = {id(s) for s, _ in former.values} | {id(one.storage) for one in former.inputs}
     before |= {id(leaf._s) for leaf in former.leaves if isinstance(leaf, XLATensor)}
     of_step = [g for g in latter.gradients if g.change == NEW]
@@ -250,7 +251,7 @@ def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | tuple[objec
         if not _equal(trace, a.buffer, b.buffer):
             raise refuse(errors.MSG_HOST_VALUE, b.line, name=name, meta=b.storage.meta)
         return (b.buffer,)
-    if a.storage is not b.storage or a.argument != b.argument or a.uploaded != b.uploaded:
+    if a.storage is not b.storage or a.uploaded != b.uploaded:
         raise refuse(errors.MSG_OTHER_TENSOR, name=name, meta=b.storage.meta)
     return b.storage
 

@@ -57,13 +57,11 @@ CLEARED: Final = "cleared"
 class Input:
     """An input of the program, and its storage.
 
-    ``argument`` is its number if it is an argument. ``uploaded``: it came from the host inside the step, at
-    ``line``, and ``buffer`` is its value.
+    ``uploaded``: it came from the host inside the step, at ``line``, and ``buffer`` is its value.
     """
 
     storage: Storage
     buffer: Buffer | None
-    argument: int | None
     uploaded: bool
     line: Line
 
@@ -302,18 +300,14 @@ class Observer:
                 raise refuse(errors.MSG_DEVICES, name=self.name, other=other.device)
 
     def _inputs(self) -> list[Input]:
-        numbers = {id(s): number for number, s in enumerate(self._arguments)}
         trace = self.trace
         inputs = []
         for position, buffer in zip(trace.input_storages, trace.inputs, strict=True):
             s = trace.touched[position]
             creation = self._made.get(id(s))
             line = creation[1] if creation is not None else None
-            inputs.append(
-                Input(
-                    s, buffer if creation else None, numbers.get(id(s)), creation is not None, line
-                )
-            )
+            value = None if creation is None else buffer
+            inputs.append(Input(s, value, creation is not None, line))
         return inputs
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:

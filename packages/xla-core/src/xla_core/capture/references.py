@@ -199,7 +199,7 @@ class Gradients:
     def renewed(
         self, trace: Trace, targets: Sequence[Storage], first: int
     ) -> Iterator[tuple[int, Storage]]:
-        """Use new tensors for gradients that others refer to, or that parameters no longer have in this storage.
+        """Use new tensors for gradients that others refer to, or that have another storage (``grad.data = ...``).
 
         Gives their numbers and new storages; the gradients' are the ``targets`` from ``first`` on.
         """
@@ -211,11 +211,15 @@ class Gradients:
         of_storages = list(map(getrefcount, map(_STORAGE, tensors)))
         for i, is_attached in enumerate(attached):
             target = targets[first + i]
-            alone = counts[i] <= _GRADIENT and of_storages[i] <= _OWNED
-            if not (is_attached and alone) or tensors[i]._s is not target:
-                # memory of a gradient that the program need not wait for is free before the launch
+            own = _GRADIENT if is_attached else ALONE
+            alone = counts[i] <= own and of_storages[i] <= _OWNED
+            if not alone or tensors[i]._s is not target:
                 tensors[i] = fresh = trace.from_buffer(None, target.meta)
                 yield i, fresh._s
+            elif (
+                not is_attached
+            ):  # nobody can see the former value: its memory is free before the launch
+                target.relocate(None)
 
     def attaching(self) -> Iterator[None]:
         """For ``indivisible.do``: set the parameters' gradients to those of the step."""
