@@ -36,6 +36,7 @@ RAW = {
     f"{CORE}plugins/neuron.py": (10, "sets what Neuron's runtime reads; torchrun's variables"),
     f"{CORE}torch_features/jax_coexistence.py": (4, "a variable of jax's, set while jax is imported"),
     f"{CORE}support/forked_programs.py": (5, "the environment of a program, whole"),
+    f"{CORE}capture/reachable.py": (2, "variables that the user's code names"),
     f"{CORE}api/script_utils.py": (2, "variables that the caller names"),
     f"{DEBUG}cli/doctor.py": (2, "looks for names that nothing reads"),
     f"{SPMD}sharding/mode.py": (1, "sets the variable of the mode for child processes"),

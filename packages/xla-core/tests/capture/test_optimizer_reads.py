@@ -102,7 +102,7 @@ READS = [
     (SGD, returns_the_rate, r"get_last_lr\(\) was \(0.1,\) .* is now \(0.05,\)"),
     (SGD, steps_and_returns_the_rate, r"reads .*get_last_lr\(\), and steps a schedule"),
     (SGD, steps_and_scales_by_the_rate, r"reads .*param_groups\[0\]\['lr'\], and steps a"),
-    (SGD, steps_and_asks_for_the_epoch, "changes .*schedule.last_epoch from"),
+    (SGD, steps_and_asks_for_the_epoch, "reads .*schedule.last_epoch"),
     (SGD, lowers_the_rate, r"changes .*param_groups\[0\]\['lr'\] from"),
     (ADAM, asks_for_a_count, r"writes to .*state\[...\]\['step'\], which is on the host"),
     (SGD, counts_in_a_tuple, r"changes .*pair from \(1, 'steps'\) to \(2, 'steps'\)"),

@@ -397,7 +397,7 @@ def test_nothing_stays_after_a_call_that_is_interrupted():
     assert sys.getprofile() is None
 
 
-def test_beside_a_profiler_all_code_counts():
+def test_beside_a_profiler():
     data = Data()
     profiler = cProfile.Profile()
     profiler.enable()

@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
+from torch_xla.experimental.capture import capture
+from xla_core.support import counters
 from xla_dist.processes import launching
 
 BATCH = 8
@@ -55,7 +57,39 @@ def accelerated(index, folder):
     run.load_state(folder)
     found["losses again"] = epoch(*everything)
     utilities(run, index)
+    before = counters.all_counters().get("CapturedStepReplayed", 0)
+    assert whole_steps(run, captured=True) == whole_steps(run, captured=False)
+    # of 12, without the warm-up and the two that are recorded
+    assert counters.all_counters()["CapturedStepReplayed"] - before == 9
     run.end_training()
+    return found
+
+
+def whole_steps(run, captured):
+    """Losses and learning rates of three epochs whose steps, with the schedule's, are one function each."""
+    set_seed(4)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 8), torch.nn.Dropout(0.25), torch.nn.Linear(8, 3)
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    training = DataLoader(examples(32, 1), batch_size=BATCH)
+    model, optimizer, training, schedule = run.prepare(model, optimizer, training, schedule)
+
+    def step(inputs, labels):
+        loss = functional.cross_entropy(model(inputs), labels)
+        run.backward(loss)
+        run.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = capture(step) if captured else step
+    found = []
+    for _ in range(3):
+        found += [step(*batch).item() for batch in training]
+        found.append(schedule.get_last_lr()[0])
     return found
 
 

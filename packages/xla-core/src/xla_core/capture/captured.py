@@ -185,6 +185,7 @@ class Captured:
         }
         reachable = Reachable.of(self._function, objects, code)
         inputs = known.inputs(tensors) if type(known) is Replay else []
+        lines = code.count_lines()
         observed, result = observe(self._name, trace, function, tensors, reachable, code)
         counters.increment(RECORDED)
         key = self._noted(key, observed, reachable)
@@ -193,17 +194,27 @@ class Captured:
             return result
         former, known.observed = known.observed, observed
         known.calls += 1
-        if former is not None:
-            known.attempts += 1
-            try:
-                reachable = Reachable.of(self._function, objects, code)
-                self._known[key] = replay_of(self._name, trace, former, observed, reachable)
-            except errors.CaptureError:
-                if others := gradients_in_one(former, observed):
-                    self._separate(key, known, former, others)
-                elif known.attempts > 1:
-                    raise
+        # what a line does that no call before has run was not looked at; the next call will be compared
+        if former is not None and code.count_lines() == lines:
+            self._end_recording(trace, key, former, Reachable.of(self._function, objects, code))
         return result
+
+    def _end_recording(
+        self, trace: Trace, key: tuple[Operand, ...], former: Observation, reachable: Reachable
+    ) -> None:
+        """Make the replay of two recorded calls; if they differ, wait for another one, or for one of each kind.
+
+        Raises CaptureError if that has not helped.
+        """
+        known: ForeignObject = self._known[key]
+        known.attempts += 1
+        try:
+            self._known[key] = replay_of(self._name, trace, former, known.observed, reachable)
+        except errors.CaptureError:
+            if others := gradients_in_one(former, known.observed):
+                self._separate(key, known, former, others)
+            elif known.attempts > 1:
+                raise
 
     def _separate(
         self, key: tuple[Operand, ...], latter: _Progress, former: Observation, parameters: Sequence[Operand]

@@ -1,5 +1,8 @@
 """Notes which Python code a step runs, as only the names in it can affect the recording, and whether it prints.
 
+Of the user's code and of libraries such as accelerate the lines are noted, so that what a branch names that no call
+has taken does not count: whatever decides about the branch is on a line that was run.
+
 It also answers the libraries that ask whether a step is being captured.
 """
 
@@ -8,12 +11,14 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import itertools
+import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch.optim.optimizer import (
@@ -32,26 +37,125 @@ _OF_GLOBALS: Final = frozenset({
     "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL",
 })  # fmt: skip
 """Instructions of Python 3.11 to 3.13 that read or change a global."""
+FOREIGN: Final = frozenset({
+    "torch", "torch_xla", "xla_core", "xla_dist", "xla_spmd", "xla_debug", "numpy", "jax", "jaxlib",
+}) | sys.stdlib_module_names  # fmt: skip
+"""Packages whose code reads the user's state through arguments only, so that it is not searched."""
+_LOOK_UPS: Final = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter"})
+"""What looks attributes up whose names are not in the code."""
+_OF_TEXTS: Final = frozenset({"format", "join", "startswith", "endswith"})
+_PLACEHOLDERS: Final = re.compile(r"%\w|\{[^}]*\}")
 
 
-def names_in(code: types.CodeType) -> set[str]:
+Lines: TypeAlias = Mapping[types.CodeType, Set[int]]
+"""The numbers of the lines that were run; of code that is not among the keys, all count."""
+
+
+def root(module: str | None) -> str:
+    """The outermost package of a module."""
+    return (module or "").partition(".")[0]
+
+
+def names_in(code: types.CodeType, lines: Lines) -> set[str]:
     """The names in a code object, with strings that it may pass to ``getattr``."""
-    names = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= names_in(constant)
+    names: set[str] = set()
+    for one in _instructions(code, lines):
+        if one.opcode in dis.hasname:
+            names.add(one.argval)
+        elif one.opcode in dis.hasconst:
+            for constant in one.argval if isinstance(one.argval, tuple) else (one.argval,):
+                if isinstance(constant, types.CodeType):
+                    names |= names_in(constant, lines)
+                elif isinstance(constant, str):
+                    names.add(constant)
     return names
 
 
-def globals_in(code: types.CodeType) -> set[str]:
+def globals_in(code: types.CodeType, lines: Lines) -> set[str]:
     """The names in a code object that stand for globals, not for attributes; all if it calls ``globals``."""
-    if "globals" in code.co_names:
-        return names_in(code)
-    names = {one.argval for one in dis.get_instructions(code) if one.opname in _OF_GLOBALS}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= globals_in(constant)
+    names: set[str] = set()
+    for one in _instructions(code, lines):
+        if one.opname in _OF_GLOBALS:
+            names.add(one.argval)
+        elif isinstance(one.argval, types.CodeType):
+            names |= globals_in(one.argval, lines)
+    return names_in(code, lines) if "globals" in names else names
+
+
+def imports_in(function: types.FunctionType, lines: Lines) -> set[str]:
+    """The modules that a function may import where it runs: as they are named, and relative to its own."""
+    package = function.__globals__.get("__package__") or ""
+    names: set[str] = set()
+    for one in _instructions(function.__code__, lines):
+        if one.opname == "IMPORT_NAME":
+            outer = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)]
+            names.update(
+                (one.argval, root(one.argval)), (f"{o}.{one.argval}".strip(".") for o in outer)
+            )
     return names
+
+
+def looks_up(code: types.CodeType, lines: Lines) -> bool:
+    """Whether code may look up attributes whose names it computes."""
+    return any(map(_looks_up, _instructions(code, lines))) or any(
+        looks_up(one, lines) for one in code.co_consts if isinstance(one, types.CodeType)
+    )
+
+
+def _looks_up(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("LOAD") and instruction.argval in _LOOK_UPS
+
+
+def parts_in(code: types.CodeType, lines: Lines) -> tuple[set[str], set[str]]:
+    """Texts from which code may build names of attributes, or with which it compares them: beginnings and ends."""
+    beginnings: set[str] = set()
+    ends: set[str] = set()
+    for _, group in itertools.groupby(_instructions(code, lines), _line):
+        line = list(group)
+        names = {one.argval for one in line if one.opcode in dis.hasname}
+        is_either = not names.isdisjoint(_OF_TEXTS)
+        if (
+            is_either
+            or any(map(_is_f_string, line))
+            or (any(map(_joins, line)) and not any(map(_looks_up, line)))
+        ):
+            for one, after in zip(line, (*line[1:], line[0]), strict=True):
+                if one.opcode in dis.hasconst and isinstance(one.argval, str):
+                    parts = _PLACEHOLDERS.split(one.argval)
+                    is_end = _is_f_string(after) or _joins(after)
+                    ends.update(parts if is_end or is_either else ())
+                    beginnings.update(parts if not is_end or is_either else ())
+    for one in _instructions(code, lines):
+        if isinstance(one.argval, types.CodeType):
+            inner = parts_in(one.argval, lines)
+            beginnings |= inner[0]
+            ends |= inner[1]
+    return set(filter(_is_of_name, beginnings)), set(filter(_is_of_name, ends))
+
+
+def _is_of_name(text: str) -> bool:
+    return text.isidentifier() and bool(text.strip("_"))
+
+
+def _joins(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "BINARY_OP" and instruction.argrepr in ("+", "%")
+
+
+def _is_f_string(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "BUILD_STRING"
+
+
+def _line(instruction: dis.Instruction) -> int | None:
+    return None if instruction.positions is None else instruction.positions.lineno
+
+
+def _instructions(code: types.CodeType, lines: Lines) -> Iterator[dis.Instruction]:
+    """The instructions on lines that were run, and those that belong to no line."""
+    ran = lines.get(code)
+    for one in dis.get_instructions(code):
+        line = _line(one)
+        if ran is None or line is None or line in ran:
+            yield one
 
 
 def function_of(member: object) -> types.FunctionType | None:
@@ -78,35 +182,54 @@ class ExecutedCode:
         self.ran: set[types.CodeType] = set()
         self.elsewhere: set[types.CodeType] = set()
         self.threads: set[int] = set()
-        self._is_beside_profiler = False
+        self._lines: dict[types.CodeType, set[int]] = {}
+        self._knows_lines = True
+        self._is_disturbed = False
         self.is_noting = False
+
+    @property
+    def lines(self) -> Lines:
+        """The lines that were run of code that is not foreign; empty if those of some code are not known."""
+        return self._lines if self._knows_lines else {}
+
+    def count_lines(self) -> int:
+        """How many lines are known to have been run."""
+        return sum(map(len, self.lines.values()))
 
     @contextmanager
     def noting(self, trace: Trace) -> Iterator[None]:
-        """A block in which profile functions (``sys.setprofile``) note the code that its threads run.
+        """A block in which trace functions (``sys.settrace``) note the code that its threads run.
 
-        A thread gets one when it takes its turn at ``trace``. If the user runs a profiler, it stays, nothing is
-        noted, and all code counts as executed.
+        A thread gets one when it takes its turn at ``trace``. Beside a debugger it is a profile function
+        (``sys.setprofile``), which cannot note lines. Beside a debugger and a profiler nothing is noted, and all
+        code counts as executed.
         """
-        outer = sys.getprofile()
         self.threads = {get_ident()}
-        if outer is not None and not isinstance(outer, _Profile):
-            self.ran.clear()
-            yield
-            return
-        self._is_beside_profiler = False
+        self._is_disturbed = False
         self.is_noting = True
-        ending = map(sys.setprofile, (outer,)), indivisible.storing(self, ("is_noting",), (False,))
+        mine = tracing = sys.gettrace()
+        latest: list[object] = []
+        # what traces now, as a debugger may have begun in the block
+        looking = map(latest.append, itertools.islice(iter(sys.gettrace, self), 1))
+        ending = [looking, indivisible.storing(self, ("is_noting",), (False,))]
+        if tracing is None or isinstance(tracing, _Tracer):
+            ending.append(map(sys.settrace, (tracing,)))
+        elif (profiling := sys.getprofile()) is None or isinstance(profiling, _Profile):
+            ending.append(map(sys.setprofile, (profiling,)))
         try:
             with trace.lock:
                 trace.turns.subscribe(self.note_thread)
-            sys.setprofile(_Profile(self, outer))
+            self._begin()
+            mine = sys.gettrace()
             yield
         finally:
             indivisible.do(*ending)
             with trace.lock:
                 trace.turns.unsubscribe(self.note_thread)
-            if self._is_beside_profiler:
+            if latest[0] is not mine:
+                self._is_disturbed = True
+                sys.settrace(latest[0])  # type: ignore[arg-type]
+            if self._is_disturbed:
                 self.ran.clear()
 
     def note_thread(self) -> None:
@@ -117,12 +240,21 @@ class ExecutedCode:
         frame: types.FrameType | None = sys._getframe()
         while frame is not None:
             self.elsewhere.add(frame.f_code)
+            self._knows_lines &= _is_foreign(frame)
             frame = frame.f_back
-        outer = sys.getprofile()
-        if outer is not None and not isinstance(outer, _Profile):
-            self._is_beside_profiler = True
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to note the calling thread's code, beside what traces or profiles it for others."""
+        tracing, profiling = sys.gettrace(), sys.getprofile()
+        if tracing is None or isinstance(tracing, _Tracer):
+            sys.settrace(_Tracer(self, self._lines, tracing))
+            return
+        self._knows_lines = False
+        if profiling is None or isinstance(profiling, _Profile):
+            sys.setprofile(_Profile(self, profiling))
         else:
-            sys.setprofile(_Profile(self, outer))
+            self._is_disturbed = True
 
 
 class _Profile:
@@ -142,6 +274,44 @@ class _Profile:
             sys.setprofile(self._outer)
         if self._outer is not None:
             self._outer(frame, event, arg)
+
+
+class _Tracer:
+    """A trace function that notes calls, and lines of code that is not foreign, also for the block around it."""
+
+    def __init__(
+        self, code: ExecutedCode, lines: dict[types.CodeType, set[int]], outer: _Tracer | None
+    ) -> None:
+        self._code = code
+        self._lines = lines
+        self._outer = outer
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Operand) -> _Local | None:
+        outer = None if self._outer is None else self._outer(frame, event, arg)
+        if not self._code.is_noting:
+            if sys.gettrace() is self:
+                sys.settrace(self._outer)  # as for a profile function
+            return outer
+        self._code.ran.add(frame.f_code)
+        if _is_foreign(frame):
+            return None
+        add = self._lines.setdefault(frame.f_code, set()).add
+
+        def line(frame: types.FrameType, event: str, arg: Operand) -> _Local:
+            add(frame.f_lineno)
+            if outer is not None:
+                outer(frame, event, arg)
+            return line
+
+        return line
+
+
+_Local: TypeAlias = Callable[[types.FrameType, str, Operand], "_Local"]
+"""A trace function of one frame."""
+
+
+def _is_foreign(frame: types.FrameType) -> bool:
+    return root(frame.f_globals.get("__name__")) in FOREIGN
 
 
 class Noticed:

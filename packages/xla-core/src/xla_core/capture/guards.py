@@ -21,6 +21,7 @@ from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import Reachable, is_equivalent
 from xla_core.capture.slots import (
     Attribute,
+    Contents,
     Made,
     Rates,
     Slot,
@@ -39,6 +40,7 @@ from xla_core.torch_bridge.operands import Operand
 
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
+_VALUE: Final = operator.methodcaller("value")
 _VERSION: Final = operator.attrgetter("_version")
 TRAINING: Final = operator.attrgetter("training")
 _REQUIRES_GRAD: Final = operator.attrgetter("requires_grad")
@@ -47,7 +49,6 @@ _MOST_BYTES: Final = 1 << 16
 _IS_NOT: Final = operator.is_not
 # Names in code that reads the gradients of parameters.
 _READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
-
 
 _Mode: TypeAlias = tuple[ForeignObject, bool, bool]
 """A module, and its ``training`` before and after a call."""
@@ -261,15 +262,15 @@ class Guards:
         of_classes = [s for s in watched if isinstance(s, Attribute)]
         produced = [s for s in watched if isinstance(s, Made)]
         look_ups = [s.look_up for s in produced]
-        rates = [s for s in watched if isinstance(s, Rates)]
-        others = set(map(id, (*cells, *of_classes, *produced, *rates)))
+        copies = [s for s in watched if isinstance(s, (Rates, Contents))]
+        others = set(map(id, (*cells, *of_classes, *produced, *copies)))
         self._items = _Items(s for s in watched if id(s) not in others)
         groups = (
             (self._items.values, self._items.slots),
             (partial(map, _CONTENTS, _mappings(cells)), cells),
             (partial(map, getattr, _mappings(of_classes), _keys(of_classes)), of_classes),
             (partial(map, operator.call, look_ups, _mappings(produced), _keys(produced)), produced),
-            (partial(map, Rates.value, rates), rates),
+            (partial(map, _VALUE, copies), copies),
         )
         # a function that looks the present values up, the slots, and the values that they had
         self._groups = [(f, slots, [s.value() for s in slots]) for f, slots in groups if slots]

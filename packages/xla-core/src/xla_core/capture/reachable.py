@@ -1,16 +1,21 @@
 """Finds what a function can reach: the modules, optimizers, schedulers, tensors and numbers that its code names.
 
 A replay does not run the function's Python code, so everything that the code reads must be unchanged. The names are
-those in the code of the function, of the functions that it calls, and of its modules' methods, as far as former
-calls have run that code. An attribute that this code does not name (a trainer's ``epoch``) may change.
+those in the code of the function, of the functions that it calls, and of its modules' methods, on lines that former
+calls have run. An attribute that these do not name (a trainer's ``epoch``) may change.
 """
 
 from __future__ import annotations
 
+import array
+import contextvars
 import functools
 import inspect
+import operator
+import os
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -20,19 +25,37 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
-from xla_core.capture.executed_code import ExecutedCode, function_of, globals_in, names_in
-from xla_core.capture.slots import NUMBERS, Attribute, OptimizerReads, Slot, named, slot_of_item
+from xla_core.capture.executed_code import (
+    FOREIGN,
+    ExecutedCode,
+    Lines,
+    function_of,
+    globals_in,
+    imports_in,
+    looks_up,
+    names_in,
+    parts_in,
+    root,
+)
+from xla_core.capture.slots import (
+    NUMBERS,
+    Attribute,
+    Contents,
+    Current,
+    OptimizerReads,
+    Slot,
+    in_slots,
+    named,
+    of_classes,
+    slot_of_item,
+)
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.torch_bridge import module_tables
 from xla_core.torch_bridge.operands import Operand
 
-# The code of these packages is not searched, as it reads the user's state through arguments only.
-_FOREIGN: Final = frozenset({
-    "torch", "torch_xla", "xla_core", "xla_dist", "xla_spmd", "xla_debug", "numpy", "jax", "jaxlib",
-}) | sys.stdlib_module_names  # fmt: skip
 # The objects of these packages are not searched, as they belong to the recording of a step.
 _OWN: Final = frozenset({"xla_core", "xla_dist", "xla_spmd", "xla_debug"})
-# Methods of modules that a step does not call.
+# Methods that a step is taken not to call, if it is not known what code it ran.
 _NEVER_CALLED: Final = frozenset({
     "__init__", "__repr__", "extra_repr", "reset_parameters", "__setstate__", "__getstate__",
 })  # fmt: skip
@@ -45,6 +68,18 @@ _OPAQUE: Final = frozenset({
     "logging", "threading", "weakref", "warnings", "importlib", "concurrent", "multiprocessing", "queue",
     "contextvars",
 })  # fmt: skip
+
+
+class _Names(set[str]):
+    """Names in code, and whatever begins or ends with texts from which code builds names."""
+
+    beginnings: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and (name.startswith(self.beginnings) or name.endswith(self.ends))
+        )
 
 
 class Reachable:
@@ -64,11 +99,15 @@ class Reachable:
         self.owners: list[tuple[str, dict[str, object], type]] = []
         self._seen: set[int] = set()
         self._keep: list[object] = []
-        self._names = {"forward"}  # torch's code names it
+        self._names = _Names({"forward"})  # torch's code names it
+        self._looks_up = False
+        self._texts: set[str] = set()
         self._methods: set[tuple[type, str]] = set()
         self._objects: list[tuple[str, Mapping[str, object]]] = []
         self._of_optimizers = OptimizerReads()
         self._containers: list[tuple[str, ForeignObject, bool]] = []
+        # attributes of objects: code reads them by name, also if they are in a class, too (accelerate's states)
+        self._tables: set[int] = set()
         self._is_named = True
         self._classes: list[tuple[str, object]] = []
         self._attributes: list[tuple[str, str, object]] = []
@@ -143,14 +182,14 @@ class Reachable:
 
         Raises CaptureError if too many are named.
         """
-        while named := _taken(self._attributes, self._names):
+        while (named := _taken(self._attributes, self._known_names())) or self._add_keys():
             for path, _, item in named:
                 self._visit(path, item)
         if len(self._seen) > self._most:
             raise refuse(errors.MSG_REACHES, name=name, most=_MOST)
         self._most = len(self._seen) + _MOST_UNNAMED
         while named := (
-            _taken(self._attributes, self._names)
+            _taken(self._attributes, self._known_names())
             or _taken(self._of_modules, self._names)
             or _taken(self._attributes, None)
         ):
@@ -158,7 +197,23 @@ class Reachable:
                 self._is_named = name in self._names
                 self._visit(path, item)
 
+    def _known_names(self) -> _Names:
+        """The names so far, also those in texts that code reaches if it looks attributes up by such."""
+        if self._looks_up:
+            self._names |= self._texts
+        return self._names
+
+    def _add_keys(self) -> bool:
+        """Let the keys of dictionaries count as such texts, too; returns whether there are more than before."""
+        tables = (v for _, v, is_named in self._containers if is_named and isinstance(v, dict))
+        keys = {k for t in tables if id(t) not in self._tables for k in t if isinstance(k, str)}
+        is_more = self._looks_up and not keys <= self._texts
+        self._texts |= keys
+        return is_more
+
     def _visit(self, path: str, value: Operand) -> None:
+        if isinstance(value, str) and self._is_named:
+            self._texts.add(value)  # an attribute may be looked up by it
         if id(value) in self._seen or len(self._seen) > self._most or isinstance(value, NUMBERS):
             return
         if isinstance(value, torch.Tensor):
@@ -186,6 +241,11 @@ class Reachable:
             for key, item in value.items():
                 self._visit(f"{path}[{key!r}]", item)
             self._containers.append((path, value, self._is_named))
+        elif isinstance(value, (set, frozenset, bytearray, memoryview, array.array)):
+            for item in value if isinstance(value, (set, frozenset)) else ():
+                self._visit(f"an item of {path}", item)
+            if self._is_named:
+                self.slots.append(Contents(path, value, None))
         else:
             self._other(path, value)
 
@@ -193,6 +253,13 @@ class Reachable:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
         if callable(inner):
             self._visit(path, inner)
+        if isinstance(value, operator.attrgetter):
+            self._names.update(name for path in value.__reduce__()[1] for name in path.split("."))
+        if isinstance(value, contextvars.ContextVar):
+            self.slots.append(Current(path, value, None))
+            self._visit(path, value.get(None))
+        if isinstance(value, weakref.ref):
+            self._visit(path, value())
         if isinstance(value, types.BuiltinMethodType):
             self._visit("self", value.__self__)
         if isinstance(value, functools.partial):
@@ -200,7 +267,7 @@ class Reachable:
             self._visit(f"{path}.keywords", value.keywords)
         kind = type(value)
         if isinstance(value, types.ModuleType):
-            if _root(value.__name__) not in _FOREIGN:
+            if root(value.__name__) not in FOREIGN:
                 self._objects.append((path, vars(value)))
                 self._of_modules += (
                     (f"{path}.{k}", k, one) for k, one in list(vars(value).items())
@@ -208,19 +275,24 @@ class Reachable:
             return
         if isinstance(value, type):
             self._class(path, value)
-            self._classes.append((path, value))
-            return
-        if _root(kind.__module__) in {"builtins", *_OWN, *_OPAQUE}:
-            return
-        if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)
             self._classes.append((path, value))
-            self._attributes += ((f"{path}.{k}", k, item) for k, item in _in_slots(value))
+            return
+        if root(kind.__module__) in {"builtins", *_OWN, *_OPAQUE}:
+            return
+        if root(kind.__module__) not in FOREIGN:
+            self._class(path, kind)
+            self._classes.append((path, value))
+            self._attributes += ((f"{path}.{k}", k, item) for k, item in in_slots(value))
             if self._is_named and hasattr(value, "__dict__"):
                 self._own(path, value)
+        elif root(kind.__module__) in sys.stdlib_module_names:
+            self._class(path, kind)  # such as ChainMap, whose code reads what it has in attributes
         if hasattr(value, "__dict__"):
             self._attributes += ((f"{path}.{k}", k, item) for k, item in list(vars(value).items()))
             self._objects.append((path, vars(value)))
+            if vars(value) is not value:
+                self._tables.add(id(vars(value)))
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         """Watch an optimizer; of one that is not torch's, the attributes that its code names, too."""
@@ -228,7 +300,7 @@ class Reachable:
         self._of_optimizers.optimizers.append((path, optimizer))
         self._own(path, optimizer)
         kind = type(optimizer)
-        if _root(kind.__module__) in _FOREIGN:
+        if root(kind.__module__) in FOREIGN:
             return
         outer, self._of_optimizers.is_inside = self._of_optimizers.is_inside, True
         self._class(path, kind)
@@ -249,10 +321,14 @@ class Reachable:
         """Whether some code may call this attribute of objects of a class."""
         return self.names(attribute) and _has_function(kind, attribute)
 
-    def _runs(self, code: types.CodeType) -> bool:
-        """Whether a step may run the code."""
+    def _lines(self) -> Lines:
+        """The lines that a step may run; empty if all may be run."""
+        return {} if self._code is None or self._everything else self._code.lines
+
+    def _runs(self, code: types.CodeType, name: str = "") -> bool:
+        """Whether a step may run the code of a function (``name``: of a method)."""
         if self._code is None or self._everything:
-            return True
+            return name not in _NEVER_CALLED
         return code in self._code.ran or code in self._code.elsewhere
 
     def _class(self, path: str, kind: type) -> None:
@@ -260,14 +336,14 @@ class Reachable:
         for base in kind.__mro__:
             if base is object or base is torch.nn.Module:
                 continue
-            foreign = _root(base.__module__) in _FOREIGN
+            foreign = root(base.__module__) in FOREIGN
             for name, member in list(vars(base).items()):
                 function = function_of(member)
                 if function is None:
                     if not foreign:
                         self._attributes.append((f"{path}.{name}", name, member))
-                elif name not in _NEVER_CALLED and self._runs(function.__code__):
-                    self._names |= names_in(function.__code__)
+                elif self._runs(function.__code__, name):
+                    self._names |= names_in(function.__code__, self._lines())
                     if (base, name) not in self._methods:
                         self._methods.add((base, name))
                         self.slots.append(Slot(f"{path}.{name}", vars(base), name))
@@ -284,14 +360,14 @@ class Reachable:
             self._seen.add(id(inner))
             self._class(where, type(inner))
             self._own(where, inner)
-            if _root(type(inner).__module__) not in _FOREIGN:
+            if root(type(inner).__module__) not in FOREIGN:
                 self._classes.append((where, inner))
                 for key, item in list(vars(inner).items()):
                     if not key.startswith("_") or not hasattr(torch.nn.Module, key):
                         self._attributes.append((f"{where}.{key}", key, item))
 
     def _function(self, path: str, function: types.FunctionType) -> None:
-        if _root(function.__module__ or "") in _FOREIGN and not _is_wrapper(function):
+        if root(function.__module__ or "") in FOREIGN and not _is_wrapper(function):
             return
         code = function.__code__
         if not self._runs(code):
@@ -300,14 +376,24 @@ class Reachable:
         everything = self._everything
         # of what another thread ran, it is not known what it had called
         self._everything |= self._is_elsewhere(code)
-        names = names_in(code)
+        lines = self._lines()
+        names = names_in(code, lines)
         self._names |= names
+        if looks_up(code, lines):
+            self._looks_up = True
+            beginnings, ends = parts_in(code, lines)
+            self._names.beginnings += tuple(beginnings)
+            self._names.ends += tuple(ends)
         self._of_optimizers.note(names)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             self._add(name, cell, None)
-        for name in globals_in(code) & function.__globals__.keys():
+        for name in globals_in(code, lines) & function.__globals__.keys():
             self._add(name, function.__globals__, name)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        for name in filter(sys.modules.__contains__, imports_in(function, lines)):
+            self._visit(name, sys.modules[name])
+        for name in function.__kwdefaults__ or ():
+            self._add(f"{path}.{name}", function.__kwdefaults__, name)
+        for value in function.__defaults__ or ():
             self._visit(path, value)
         inner = getattr(function, "__wrapped__", None)
         if inspect.isfunction(inner):
@@ -325,7 +411,7 @@ class Reachable:
         slot = Slot(path, mapping, key)
         value = slot.value()
         if value is slot or (
-            isinstance(value, types.ModuleType) and _root(value.__name__) in _FOREIGN
+            isinstance(value, types.ModuleType) and root(value.__name__) in FOREIGN
         ):
             return
         self.slots.append(slot)
@@ -339,6 +425,8 @@ class Reachable:
                 if key != "training" or not self.sets_modes:
                     self.slots.append(Slot(f"{path}.{key}", vars(module), key))
         for path, value, is_named in self._containers:
+            if id(value) in self._tables:
+                continue
             items = value.items() if isinstance(value, dict) else enumerate(value)
             slots = self.slots if is_named else self._unnamed
             for key, item in list(items):
@@ -351,44 +439,21 @@ class Reachable:
             for key in named(names, attributes):
                 self.slots.append(Slot(f"{path}.{key}", attributes, key))
         self.slots += self._of_optimizers.slots(names)
+        if not names.isdisjoint(("environ", "getenv")):
+            for key in named(names, os.environ):
+                self.slots.append(Slot(f"os.environ[{key!r}]", os.environ, key))
         for path, value in self._classes:
-            for key in _of_classes(names, value):
+            for key in of_classes(names, value):
                 self.slots.append(Attribute(f"{path}.{key}", value, key))
         # the walk must not keep objects alive that the step replaces
         self._objects.clear()
         self._containers.clear()
+        self._tables.clear()
         self._classes.clear()
         self._attributes.clear()
         self._of_modules.clear()
         self._keep.clear()
         self._seen.clear()
-
-
-def _of_classes(names: set[str], value: object) -> Iterator[str]:
-    """Attributes that some code names, and that an object, or a class, has from the user's classes."""
-    own = () if isinstance(value, type) else getattr(value, "__dict__", ())
-    kind = value if isinstance(value, type) else type(value)
-    seen: set[str] = set()
-    for base in kind.__mro__:
-        if _root(base.__module__) in _FOREIGN:
-            continue
-        for key, member in vars(base).items():
-            if key not in names or key in seen or key in own or key.startswith("__"):
-                continue
-            seen.add(key)
-            if isinstance(member, types.MemberDescriptorType) and not isinstance(value, type):
-                member = getattr(value, key, None)
-            # a descriptor makes a new object at each look-up; its function is watched, or runs no Python code
-            if not hasattr(type(member), "__get__"):
-                yield key
-
-
-def _in_slots(value: object) -> Iterator[tuple[str, object]]:
-    """What an object has in ``__slots__`` of its classes, by name."""
-    for base in type(value).__mro__:
-        for key, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType) and hasattr(value, key):
-                yield key, getattr(value, key)
 
 
 def _taken(
@@ -411,12 +476,8 @@ def _has_function(kind: type, name: str) -> bool:
 
 def is_equivalent(item: Operand) -> bool:
     """Whether an object's own function does what its class's does: one of this project's, or a scheduler's."""
-    own = _root(getattr(item, "__module__", None)) in _OWN
+    own = root(getattr(item, "__module__", None)) in _OWN
     return own or module_tables.is_schedulers_wrapper(item)
-
-
-def _root(module: str | None) -> str:
-    return (module or "").partition(".")[0]
 
 
 def _is_wrapper(function: Callable[..., object]) -> bool:

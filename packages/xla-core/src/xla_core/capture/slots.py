@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import types
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from xla_core.capture.executed_code import FOREIGN, root
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge import module_tables
@@ -20,7 +22,9 @@ NUMBERS: Final = (bool, int, float, str, type(None))
 _CONSTANTS: Final = (*NUMBERS, complex, bytes, range, torch.device, np.generic, enum.Enum)
 _CONTAINERS: Final[tuple[type[ForeignObject], ...]] = dict, list, tuple, deque
 _LOOK_UPS: Final = frozenset(kind.__getitem__ for kind in _CONTAINERS)
+_MOST_ITEMS: Final = 1 << 12
 _SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
+_COUNTED: Final = frozenset({"last_epoch", "_step_count"})
 
 
 class Slot:
@@ -76,8 +80,32 @@ class Made(Slot):
             return self
 
 
+class Current(Made):
+    """The present value of a context variable; None if it has none."""
+
+    __slots__ = ()
+
+    @property
+    def look_up(self) -> Callable[[ForeignObject, object], object]:
+        """The function that returns the value."""
+        return contextvars.ContextVar.get
+
+
+class Contents(Slot):
+    """What a set, or a sequence of bytes or of numbers of one kind, contains; only how much, if that is a lot."""
+
+    __slots__ = ()
+
+    def value(self) -> object:
+        """The present contents; of objects, their ids."""
+        if len(self.mapping) > _MOST_ITEMS:
+            return len(self.mapping)
+        items = tuple(self.mapping)
+        return items if is_constant(items) else tuple(map(id, items))
+
+
 class Rate(Slot):
-    """A number in an optimizer's group that schedules change."""
+    """A number in an optimizer's group that schedules change, or one of a schedule that counts its steps."""
 
     __slots__ = ()
 
@@ -132,7 +160,8 @@ class OptimizerReads:
         for path, scheduler in self.schedulers:
             for key in named(self._names, vars(scheduler)):
                 if isinstance(vars(scheduler)[key], NUMBERS):
-                    yield Slot(f"{path}.{key}", vars(scheduler), key)
+                    kind = Rate if key in _COUNTED else Slot
+                    yield kind(f"{path}.{key}", vars(scheduler), key)
             if self._names & {"get_last_lr", "_last_lr"}:
                 yield Rates(f"{path}.get_last_lr()", vars(scheduler), "_last_lr")
 
@@ -140,6 +169,34 @@ class OptimizerReads:
 def named(names: set[str], attributes: Mapping[str, object]) -> Iterator[str]:
     """Attributes that some code names."""
     return (key for key in attributes if key in names)
+
+
+def of_classes(names: set[str], value: object) -> Iterator[str]:
+    """Attributes that some code names, and that an object, or a class, has from the user's classes."""
+    own = () if isinstance(value, type) else getattr(value, "__dict__", ())
+    kind = value if isinstance(value, type) else type(value)
+    seen: set[str] = set()
+    meta = type(kind) if isinstance(value, type) else object
+    for base in (*kind.__mro__, *meta.__mro__):
+        if root(base.__module__) in FOREIGN:
+            continue
+        for key, member in vars(base).items():
+            if key not in names or key in seen or key in own or key.startswith("__"):
+                continue
+            seen.add(key)
+            if isinstance(member, types.MemberDescriptorType) and not isinstance(value, type):
+                member = getattr(value, key, None)
+            # a descriptor makes a new object at each look-up; its function is watched, or runs no Python code
+            if not hasattr(type(member), "__get__"):
+                yield key
+
+
+def in_slots(value: object) -> Iterator[tuple[str, object]]:
+    """What an object has in ``__slots__`` of its classes, by name."""
+    for base in type(value).__mro__:
+        for key, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and hasattr(value, key):
+                yield key, getattr(value, key)
 
 
 def slot_of_item(path: str, container: ForeignObject, key: object) -> Slot:
