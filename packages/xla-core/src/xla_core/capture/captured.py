@@ -19,7 +19,7 @@ from xla_core.capture.matching import gradients_in_one, wiring
 from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
-from xla_core.capture.slots import Rate
+from xla_core.capture.slots import Rate, position_of, random_states_of_host
 from xla_core.contract.foreign_values import ForeignObject
 from xla_core.dispatch import transfers
 from xla_core.execution import runtime
@@ -34,15 +34,21 @@ from xla_core.torch_bridge.torch_private import without_torch_function
 
 RECORDED: Final = "CapturedStepRecorded"
 """Counts the calls of captured functions that ran their Python code to record it."""
+CALLS_THAT_DRAW: Final = 20
+"""How many calls must have recorded the same if the step draws on the host, which may decide what it does."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Progress:
-    """The calls so far with arguments of one kind, before there is a replay, and what the last one recorded."""
+    """The calls so far with arguments of one kind, before there is a replay, and what the last one recorded.
+
+    ``same`` is how many calls before the last one have recorded the same, one after the other.
+    """
 
     calls: int = 0
     observed: Observation | None = None
     attempts: int = 0
+    same: int = 0
 
     @property
     def present(self) -> Set[int]:
@@ -204,17 +210,24 @@ class Captured:
     ) -> None:
         """Make the replay of two recorded calls; if they differ, wait for another one, or for one of each kind.
 
-        Raises CaptureError if that has not helped.
+        A step that draws on the host must be recorded more often, as it may do something else next time.
+        Raises CaptureError if two calls differ again.
         """
         known: ForeignObject = self._known[key]
-        known.attempts += 1
+        latter = known.observed
         try:
-            self._known[key] = replay_of(self._name, trace, former, known.observed, reachable)
+            replay = replay_of(self._name, trace, former, latter, reachable)
         except errors.CaptureError:
-            if others := gradients_in_one(former, known.observed):
+            known.same = 0
+            known.attempts += 1
+            if others := gradients_in_one(former, latter):
                 self._separate(key, known, former, others)
             elif known.attempts > 1:
                 raise
+        else:
+            known.same += 1
+            if not (former.draws or latter.draws) or known.same >= CALLS_THAT_DRAW - 1:
+                self._known[key] = replay
 
     def _separate(
         self, key: tuple[Operand, ...], latter: _Progress, former: Observation, parameters: Sequence[Operand]
@@ -280,6 +293,7 @@ def observe(
     """
     parameters = reachable.parameters()
     before = Snapshot(reachable)
+    drawn = random_states_of_host(), list(map(position_of, reachable.sources))
     leaves = [t for t in arguments if t.is_leaf]
     given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments, parameters)
@@ -296,6 +310,7 @@ def observe(
     result = detached(result)
     observed = observer.end(result)
     observed.modes = list(zip(modules, modes, map(TRAINING, modules), strict=True))
+    observed.draws = drawn != (random_states_of_host(), list(map(position_of, reachable.sources)))
     noticed.check()
     _check_rates(name, observed, reachable)
     before.check_unchanged(name)

@@ -118,7 +118,8 @@ class Observation:
     storages, ``leaves`` and ``spec`` the result. ``floats`` and ``ints`` are the lifted numbers, ``drawn`` the
     random seeds, ``windows`` and ``events`` the steps of optimizers and schedulers. ``flagged`` has, by id,
     the tensors whose ``requires_grad`` the call has set, with what it was before. ``modes`` has, if the code may
-    switch them, modules with their ``training`` before and after the call.
+    switch them, modules with their ``training`` before and after the call. ``draws`` says whether random generators
+    of the host, or iterators, that the step may use have moved during the call.
     """
 
     last: Entry
@@ -136,6 +137,7 @@ class Observation:
     events: list[tuple[str, ForeignObject]]
     flagged: Mapping[int, bool]
     modes: Sequence[tuple[ForeignObject, bool, bool]] = ()
+    draws: bool = False
 
     def present(self) -> dict[int, Operand]:
         """The gradients from before the call, by ids of the parameters that had one."""

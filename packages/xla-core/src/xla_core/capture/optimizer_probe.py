@@ -38,6 +38,9 @@ WHY_BRANCHES: Final = "it decides by a number that changes from step to step"
 WHY_UNKNOWN: Final = "{value!r} is computed in a way that cannot be followed"
 WHY_FAILED: Final = "a stand-in of it fails: {error}"
 
+# not the one of Python's module, whose state belongs to the user
+_RANDOM: Final = random.Random(0)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
@@ -218,7 +221,7 @@ def _stand_in(
 def _changed(value: Operand, table: Table, source: Source) -> Operand:
     """A traced number slightly below a nonzero float, different from all other numbers; other values unchanged."""
     if type(value) is float and value:
-        return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
+        return table.source(value * (1 - _RANDOM.uniform(1e-4, 1e-3)), source)
     if type(value) is tuple:
         return tuple(_changed(one, table, (*source, i)) for i, one in enumerate(value))
     return value
@@ -239,7 +242,9 @@ def _state(
         for key, value in values.items():
             if type(value) is torch.Tensor and value.dim() == 0 and value.is_floating_point():
                 true = value.item()
-                first, group = counts.setdefault(true, (true + random.randint(2, 9), (number, key)))
+                first, group = counts.setdefault(
+                    true, (true + _RANDOM.randint(2, 9), (number, key))
+                )
                 count = torch.tensor(first, dtype=value.dtype).as_subclass(StepCount)
                 count.table, count.begin, count.group = table, first, group
                 own[key] = count

@@ -45,6 +45,7 @@ from xla_core.capture.slots import (
     OptimizerReads,
     Slot,
     in_slots,
+    is_source,
     named,
     of_classes,
     slot_of_item,
@@ -95,6 +96,8 @@ class Reachable:
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.schedulers: dict[int, object] = {}
+        # iterators, and random generators of the host
+        self.sources: list[object] = []
         # paths, attributes and classes of what may get an attribute in place of one of its class
         self.owners: list[tuple[str, dict[str, object], type]] = []
         self._seen: set[int] = set()
@@ -253,6 +256,8 @@ class Reachable:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
         if callable(inner):
             self._visit(path, inner)
+        if is_source(value):
+            self.sources.append(value)
         if isinstance(value, operator.attrgetter):
             self._names.update(name for path in value.__reduce__()[1] for name in path.split("."))
         if isinstance(value, contextvars.ContextVar):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import enum
+import itertools
+import operator
+import pickle
+import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +125,46 @@ class Rates(Rate):
             return tuple(self.mapping[self.key])
         except KeyError:
             return self
+
+
+# Iterators of Python's that are in a position.
+_ITERATED: Final[tuple[ForeignObject, ...]] = (
+    (),
+    [],
+    range(0),
+    "",
+    b"",
+    set(),
+    {},
+    {}.items(),
+    {}.values(),
+)
+_ITERATORS: Final = tuple(type(iter(one)) for one in _ITERATED)
+_GENERATORS: Final = random.Random, np.random.Generator, np.random.RandomState
+_SOURCES: Final = (*_ITERATORS, *_GENERATORS, torch.Generator, itertools.count, types.GeneratorType)
+
+
+def is_source(value: Operand) -> bool:
+    """Whether each look at a value gives another one: an iterator, or a random generator of the host."""
+    return isinstance(value, _SOURCES)
+
+
+def position_of(source: ForeignObject) -> object:
+    """How far a source has come."""
+    if isinstance(source, _GENERATORS):
+        return pickle.dumps(source)
+    if isinstance(source, torch.Generator):
+        return source.get_state().numpy().tobytes()
+    if isinstance(source, types.GeneratorType):
+        frame = source.gi_frame
+        return frame and (frame.f_lasti, [v for v in frame.f_locals.values() if is_constant(v)])
+    return repr(source) if isinstance(source, itertools.count) else operator.length_hint(source)
+
+
+def random_states_of_host() -> tuple[object, ...]:
+    """The states of the random generators that Python, numpy and PyTorch have for the host."""
+    of_numpy = pickle.dumps(np.random.get_state())
+    return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
 
 
 class OptimizerReads:
