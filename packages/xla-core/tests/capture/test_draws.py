@@ -80,6 +80,14 @@ def test_a_draw_that_decides_nothing():
     assert replays() == before + 1
 
 
+def test_what_the_operating_system_draws_has_no_state():
+    chance = random.SystemRandom()
+    step = capture(lambda x: x * 2 if chance.random() < 0.0 else x + 1)
+    for _ in range(4):
+        step(torch.ones(2, device="xla"))
+    assert step.recordings == 1
+
+
 def trained(step_of):
     """Losses, and what Python, numpy and PyTorch draw on the host after a training."""
     seed()

@@ -23,6 +23,7 @@ USERS = collections.UserDict(scale=2.0)
 SET = {2.0}
 BYTES = bytearray([2])
 VIEW = memoryview(BYTES)
+TABLE = memoryview(BYTES).cast("B", (1, 1))
 ARRAY = array.array("d", [2.0])
 
 
@@ -51,6 +52,15 @@ def imported():
     import package_of_a_user.settings
 
     return package_of_a_user.settings.scale
+
+
+def imported_by_a_nested_function():
+    def read():
+        import package_of_a_user.settings
+
+        return package_of_a_user.settings.scale
+
+    return read()
 
 
 def imported_by_name():
@@ -84,12 +94,18 @@ READS = {
     ),
     "bytes": (lambda: float(BYTES[0]), lambda value: BYTES.__setitem__(0, int(value))),
     "a view of bytes": (lambda: float(VIEW[0]), lambda value: BYTES.__setitem__(0, int(value))),
+    "a view of two dimensions": (
+        lambda: float(TABLE[0, 0]), lambda value: BYTES.__setitem__(0, int(value)),
+    ),
     "an array": (lambda: ARRAY[0], lambda value: ARRAY.__setitem__(0, value)),
     "a weak reference": (lambda: REFERENCE().scale, lambda value: setattr(OBJECT, "scale", value)),
     "a keyword's default": (
         lambda: keyword(), lambda value: keyword.__kwdefaults__.update(scale=value),
     ),
     "an import": (imported, lambda value: setattr(settings(), "scale", value)),
+    "a nested import": (
+        imported_by_a_nested_function, lambda value: setattr(settings(), "scale", value),
+    ),
     "an import by name": (imported_by_name, lambda value: setattr(settings(), "scale", value)),
     "a relative import": (
         imported_by_another_module, lambda value: setattr(settings(), "scale", value),

@@ -82,16 +82,16 @@ def globals_in(code: types.CodeType, lines: Lines) -> set[str]:
     return names_in(code, lines) if "globals" in names else names
 
 
-def imports_in(function: types.FunctionType, lines: Lines) -> set[str]:
-    """The modules that a function may import where it runs: as they are named, and relative to its own."""
-    package = function.__globals__.get("__package__") or ""
+def imports_in(code: types.CodeType, package: str, lines: Lines) -> set[str]:
+    """The modules that code of a ``package`` may import where it runs: as they are named, and relative to it."""
     names: set[str] = set()
-    for one in _instructions(function.__code__, lines):
+    outer = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)]
+    for one in _instructions(code, lines):
         if one.opname == "IMPORT_NAME":
-            outer = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)]
-            names.update(
-                (one.argval, root(one.argval)), (f"{o}.{one.argval}".strip(".") for o in outer)
-            )
+            names.update((one.argval, root(one.argval)))
+            names.update(f"{package}.{one.argval}".strip(".") for package in outer)
+        elif isinstance(one.argval, types.CodeType):
+            names |= imports_in(one.argval, package, lines)
     return names
 
 

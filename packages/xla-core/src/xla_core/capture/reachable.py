@@ -394,7 +394,8 @@ class Reachable:
             self._add(name, cell, None)
         for name in globals_in(code, lines) & function.__globals__.keys():
             self._add(name, function.__globals__, name)
-        for name in filter(sys.modules.__contains__, imports_in(function, lines)):
+        package = function.__globals__.get("__package__") or ""
+        for name in filter(sys.modules.__contains__, imports_in(code, package, lines)):
             self._visit(name, sys.modules[name])
         for name in function.__kwdefaults__ or ():
             self._add(f"{path}.{name}", function.__kwdefaults__, name)

@@ -102,6 +102,9 @@ class Contents(Slot):
 
     def value(self) -> object:
         """The present contents; of objects, their ids."""
+        if isinstance(self.mapping, memoryview):
+            size = self.mapping.nbytes
+            return size if size > _MOST_ITEMS else self.mapping.tobytes()
         if len(self.mapping) > _MOST_ITEMS:
             return len(self.mapping)
         items = tuple(self.mapping)
@@ -129,19 +132,13 @@ class Rates(Rate):
 
 # Iterators of Python's that are in a position.
 _ITERATED: Final[tuple[ForeignObject, ...]] = (
-    (),
-    [],
-    range(0),
-    "",
-    b"",
-    set(),
-    {},
-    {}.items(),
-    {}.values(),
-)
+    (), [], range(0), "", b"", set(), {}, {}.items(), {}.values(),
+)  # fmt: skip
 _ITERATORS: Final = tuple(type(iter(one)) for one in _ITERATED)
-_GENERATORS: Final = random.Random, np.random.Generator, np.random.RandomState
-_SOURCES: Final = (*_ITERATORS, *_GENERATORS, torch.Generator, itertools.count, types.GeneratorType)
+_SOURCES: Final = (
+    *_ITERATORS, itertools.count, types.GeneratorType,
+    random.Random, np.random.Generator, np.random.RandomState, torch.Generator,
+)  # fmt: skip
 
 
 def is_source(value: Operand) -> bool:
@@ -150,11 +147,15 @@ def is_source(value: Operand) -> bool:
 
 
 def position_of(source: ForeignObject) -> object:
-    """How far a source has come."""
-    if isinstance(source, _GENERATORS):
-        return pickle.dumps(source)
+    """How far a source has come; None if it has no state of its own, as the generator of the operating system."""
+    if isinstance(source, random.Random):
+        return None if isinstance(source, random.SystemRandom) else source.getstate()
+    if isinstance(source, np.random.Generator):
+        return pickle.dumps(source.bit_generator.state)
+    if isinstance(source, np.random.RandomState):
+        return pickle.dumps(source.get_state())
     if isinstance(source, torch.Generator):
-        return source.get_state().numpy().tobytes()
+        return source.get_state().cpu().numpy().tobytes()
     if isinstance(source, types.GeneratorType):
         frame = source.gi_frame
         return frame and (frame.f_lasti, [v for v in frame.f_locals.values() if is_constant(v)])
