@@ -63,43 +63,28 @@ def names_in(code: types.CodeType, lines: Lines) -> set[str]:
         if one.opcode in dis.hasname:
             names.add(one.argval)
         elif one.opcode in dis.hasconst:
-            for constant in one.argval if isinstance(one.argval, tuple) else (one.argval,):
-                if isinstance(constant, types.CodeType):
-                    names |= names_in(constant, lines)
-                elif isinstance(constant, str):
-                    names.add(constant)
+            constants = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            names.update(constant for constant in constants if isinstance(constant, str))
     return names
 
 
 def globals_in(code: types.CodeType, lines: Lines) -> set[str]:
     """The names in a code object that stand for globals, not for attributes; all if it calls ``globals``."""
-    names: set[str] = set()
-    for one in _instructions(code, lines):
-        if one.opname in _OF_GLOBALS:
-            names.add(one.argval)
-        elif isinstance(one.argval, types.CodeType):
-            names |= globals_in(one.argval, lines)
+    names = {one.argval for one in _instructions(code, lines) if one.opname in _OF_GLOBALS}
     return names_in(code, lines) if "globals" in names else names
 
 
 def imports_in(code: types.CodeType, package: str, lines: Lines) -> set[str]:
     """The modules that code of a ``package`` may import where it runs: as they are named, and relative to it."""
-    names: set[str] = set()
+    names = {one.argval for one in _instructions(code, lines) if one.opname == "IMPORT_NAME"}
     outer = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)]
-    for one in _instructions(code, lines):
-        if one.opname == "IMPORT_NAME":
-            names.update((one.argval, root(one.argval)))
-            names.update(f"{package}.{one.argval}".strip(".") for package in outer)
-        elif isinstance(one.argval, types.CodeType):
-            names |= imports_in(one.argval, package, lines)
-    return names
+    relative = {f"{one}.{name}".strip(".") for one in outer for name in names}
+    return names | relative | set(map(root, names))
 
 
 def looks_up(code: types.CodeType, lines: Lines) -> bool:
     """Whether code may look up attributes whose names it computes."""
-    return any(map(_looks_up, _instructions(code, lines))) or any(
-        looks_up(one, lines) for one in code.co_consts if isinstance(one, types.CodeType)
-    )
+    return any(map(_looks_up, _instructions(code, lines)))
 
 
 def _looks_up(instruction: dis.Instruction) -> bool:
@@ -125,11 +110,6 @@ def parts_in(code: types.CodeType, lines: Lines) -> tuple[set[str], set[str]]:
                     is_end = _is_f_string(after) or _joins(after)
                     ends.update(parts if is_end or is_either else ())
                     beginnings.update(parts if not is_end or is_either else ())
-    for one in _instructions(code, lines):
-        if isinstance(one.argval, types.CodeType):
-            inner = parts_in(one.argval, lines)
-            beginnings |= inner[0]
-            ends |= inner[1]
     return set(filter(_is_of_name, beginnings)), set(filter(_is_of_name, ends))
 
 
@@ -150,12 +130,17 @@ def _line(instruction: dis.Instruction) -> int | None:
 
 
 def _instructions(code: types.CodeType, lines: Lines) -> Iterator[dis.Instruction]:
-    """The instructions on lines that were run, and those that belong to no line."""
+    """The instructions on lines that were run, and those of no line; then those of functions that they define."""
     ran = lines.get(code)
+    inner = []
     for one in dis.get_instructions(code):
         line = _line(one)
         if ran is None or line is None or line in ran:
             yield one
+            if isinstance(one.argval, types.CodeType):
+                inner.append(one.argval)
+    for defined in inner:
+        yield from _instructions(defined, lines)
 
 
 def function_of(member: object) -> types.FunctionType | None:

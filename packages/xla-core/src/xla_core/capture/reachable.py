@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Final
 
 import numpy as np
@@ -72,15 +72,39 @@ _OPAQUE: Final = frozenset({
 
 
 class _Names(set[str]):
-    """Names in code, and whatever begins or ends with texts from which code builds names."""
+    """Names in code.
 
-    beginnings: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
+    If code computes names, what begins or ends with the texts from which it builds them counts, too, and so do
+    texts that code can reach.
+    """
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__(names)
+        self._looks_up = False
+        self._beginnings: tuple[str, ...] = ()
+        self._ends: tuple[str, ...] = ()
+        self._texts: set[str] = set()
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (
-            isinstance(name, str) and (name.startswith(self.beginnings) or name.endswith(self.ends))
+            isinstance(name, str)
+            and (name.startswith(self._beginnings) or name.endswith(self._ends))
         )
+
+    def add_computed(self, code: types.CodeType, lines: Lines) -> None:
+        """Add the names that code may compute."""
+        if looks_up(code, lines):
+            self._looks_up = True
+            self.update(self._texts)
+            beginnings, ends = parts_in(code, lines)
+            self._beginnings += tuple(beginnings)
+            self._ends += tuple(ends)
+
+    def add_texts(self, texts: Set[str]) -> bool:
+        """Add texts that code can reach; returns whether there are more names now."""
+        before = len(self)
+        (self if self._looks_up else self._texts).update(texts)
+        return len(self) > before
 
 
 class Reachable:
@@ -103,8 +127,6 @@ class Reachable:
         self._seen: set[int] = set()
         self._keep: list[object] = []
         self._names = _Names({"forward"})  # torch's code names it
-        self._looks_up = False
-        self._texts: set[str] = set()
         self._methods: set[tuple[type, str]] = set()
         self._objects: list[tuple[str, Mapping[str, object]]] = []
         self._of_optimizers = OptimizerReads()
@@ -185,14 +207,14 @@ class Reachable:
 
         Raises CaptureError if too many are named.
         """
-        while (named := _taken(self._attributes, self._known_names())) or self._add_keys():
+        while (named := _taken(self._attributes, self._names)) or self._add_keys():
             for path, _, item in named:
                 self._visit(path, item)
         if len(self._seen) > self._most:
             raise refuse(errors.MSG_REACHES, name=name, most=_MOST)
         self._most = len(self._seen) + _MOST_UNNAMED
         while named := (
-            _taken(self._attributes, self._known_names())
+            _taken(self._attributes, self._names)
             or _taken(self._of_modules, self._names)
             or _taken(self._attributes, None)
         ):
@@ -200,23 +222,15 @@ class Reachable:
                 self._is_named = name in self._names
                 self._visit(path, item)
 
-    def _known_names(self) -> _Names:
-        """The names so far, also those in texts that code reaches if it looks attributes up by such."""
-        if self._looks_up:
-            self._names |= self._texts
-        return self._names
-
     def _add_keys(self) -> bool:
-        """Let the keys of dictionaries count as such texts, too; returns whether there are more than before."""
+        """Let keys of dictionaries count as texts that code can reach; returns whether there are more names now."""
         tables = (v for _, v, is_named in self._containers if is_named and isinstance(v, dict))
         keys = {k for t in tables if id(t) not in self._tables for k in t if isinstance(k, str)}
-        is_more = self._looks_up and not keys <= self._texts
-        self._texts |= keys
-        return is_more
+        return self._names.add_texts(keys)
 
     def _visit(self, path: str, value: Operand) -> None:
         if isinstance(value, str) and self._is_named:
-            self._texts.add(value)  # an attribute may be looked up by it
+            self._names.add_texts({value})
         if id(value) in self._seen or len(self._seen) > self._most or isinstance(value, NUMBERS):
             return
         if isinstance(value, torch.Tensor):
@@ -384,11 +398,7 @@ class Reachable:
         lines = self._lines()
         names = names_in(code, lines)
         self._names |= names
-        if looks_up(code, lines):
-            self._looks_up = True
-            beginnings, ends = parts_in(code, lines)
-            self._names.beginnings += tuple(beginnings)
-            self._names.ends += tuple(ends)
+        self._names.add_computed(code, lines)
         self._of_optimizers.note(names)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             self._add(name, cell, None)

@@ -216,9 +216,8 @@ class Gradients:
             if not alone or tensors[i]._s is not target:
                 tensors[i] = fresh = trace.from_buffer(None, target.meta)
                 yield i, fresh._s
-            elif (
-                not is_attached
-            ):  # nobody can see the former value: its memory is free before the launch
+            elif not is_attached:
+                # nobody can see the former value: its memory is free before the launch
                 target.relocate(None)
 
     def attaching(self) -> Iterator[None]:

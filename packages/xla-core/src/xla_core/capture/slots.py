@@ -130,15 +130,29 @@ class Rates(Rate):
             return self
 
 
-# Iterators of Python's that are in a position.
 _ITERATED: Final[tuple[ForeignObject, ...]] = (
     (), [], range(0), "", b"", set(), {}, {}.items(), {}.values(),
 )  # fmt: skip
-_ITERATORS: Final = tuple(type(iter(one)) for one in _ITERATED)
-_SOURCES: Final = (
-    *_ITERATORS, itertools.count, types.GeneratorType,
-    random.Random, np.random.Generator, np.random.RandomState, torch.Generator,
-)  # fmt: skip
+
+
+def _position_of_frame(generator: types.GeneratorType[object, object, object]) -> object:
+    frame = generator.gi_frame
+    return frame and (frame.f_lasti, [v for v in frame.f_locals.values() if is_constant(v)])
+
+
+# How far iterators and random generators of the host have come, by their types; the first that fits counts. What
+# the operating system draws has no state.
+_POSITIONS: Final[dict[type, Callable[[ForeignObject], object]]] = {
+    **dict.fromkeys((type(iter(one)) for one in _ITERATED), operator.length_hint),
+    itertools.count: repr,
+    types.GeneratorType: _position_of_frame,
+    random.SystemRandom: lambda _: None,
+    random.Random: random.Random.getstate,
+    np.random.Generator: lambda one: pickle.dumps(one.bit_generator.state),
+    np.random.RandomState: lambda one: pickle.dumps(one.get_state()),
+    torch.Generator: lambda one: one.get_state().cpu().numpy().tobytes(),
+}
+_SOURCES: Final = tuple(_POSITIONS)
 
 
 def is_source(value: Operand) -> bool:
@@ -147,19 +161,8 @@ def is_source(value: Operand) -> bool:
 
 
 def position_of(source: ForeignObject) -> object:
-    """How far a source has come; None if it has no state of its own, as the generator of the operating system."""
-    if isinstance(source, random.Random):
-        return None if isinstance(source, random.SystemRandom) else source.getstate()
-    if isinstance(source, np.random.Generator):
-        return pickle.dumps(source.bit_generator.state)
-    if isinstance(source, np.random.RandomState):
-        return pickle.dumps(source.get_state())
-    if isinstance(source, torch.Generator):
-        return source.get_state().cpu().numpy().tobytes()
-    if isinstance(source, types.GeneratorType):
-        frame = source.gi_frame
-        return frame and (frame.f_lasti, [v for v in frame.f_locals.values() if is_constant(v)])
-    return repr(source) if isinstance(source, itertools.count) else operator.length_hint(source)
+    """How far a source has come."""
+    return next(f(source) for kind, f in _POSITIONS.items() if isinstance(source, kind))
 
 
 def random_states_of_host() -> tuple[object, ...]:
